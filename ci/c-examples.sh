@@ -49,12 +49,15 @@ if have gcc; then
     # shellcheck disable=SC2086
     gcc -std=c11 -O2 -g -Wall -Wextra -Werror examples/c/allocator.c -o "$work/allocator" $allocator "-Wl,-rpath,$work/lib"
     "$work/allocator"
+    # shellcheck disable=SC2086
+    gcc -std=c11 -O2 -g -Wall -Wextra -Werror examples/c/runtime.c -o "$work/runtime" $allocator "-Wl,-rpath,$work/lib"
+    "$work/runtime"
     # The library that cargo built, beside which nothing has another name.
     gcc -std=c11 examples/c/allocator.c -o "$work/beside" -Icrates/capi/include "-L$target/release" -lleasehold_capi \
         "-Wl,-rpath,$(realpath "$target/release")"
     "$work/beside" >/dev/null
     if have valgrind; then
-        for program in program allocator; do
+        for program in program allocator runtime; do
             valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
                 --errors-for-leak-kinds=definite "$work/$program"
         done
@@ -63,6 +66,33 @@ if have gcc; then
     fi
 else
     missing gcc
+fi
+
+if have g++; then
+    # shellcheck disable=SC2086
+    g++ -std=c++17 -O2 -g -Wall -Wextra -Werror examples/c/mlp.cpp -o "$work/mlp" $allocator "-Wl,-rpath,$work/lib"
+    "$work/mlp"
+else
+    missing g++
+fi
+
+# Found by CMake, as a user's project would.
+if have cmake && have g++; then
+    mkdir "$work/project"
+    cp examples/c/mlp.cpp "$work/project/"
+    cat >"$work/project/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.16)
+project(mlp CXX)
+find_package(leasehold 0.1 REQUIRED)
+add_executable(mlp mlp.cpp)
+target_link_libraries(mlp PRIVATE leasehold::leasehold)
+CMAKE
+    cmake -S "$work/project" -B "$work/project/build" "-DCMAKE_PREFIX_PATH=$work" >"$work/cmake.log" ||
+        { cat "$work/cmake.log" >&2; exit 1; }
+    cmake --build "$work/project/build" >"$work/cmake.log" || { cat "$work/cmake.log" >&2; exit 1; }
+    "$work/project/build/mlp"
+else
+    echo "skipped: no cmake"
 fi
 
 if have llc && have gcc; then

@@ -71,7 +71,7 @@ plain=$(wheel plain "")
 rm -rf "$work/unpacked"
 python3 -m zipfile -e "$plain" "$work/unpacked"
 module="$work/unpacked/leasehold/_native.abi3.so"
-functions=$(sed -n 's/^\(int\|void\|uint32_t\|size_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h | grep -v '^leasehold_sim_' | sort -u)
+functions=$(sed -n 's/^\(int\|void\|uint32_t\|size_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h crates/capi/include/leasehold_runtime.h | grep -v '^leasehold_sim_' | sort -u)
 exported=$(nm -D --defined-only "$module" | awk '$2 == "T" { print $3 }')
 for function in $functions; do
     echo "$exported" | grep -qx "$function" || { echo "$function is not exported" >&2; exit 1; }

@@ -1,5 +1,7 @@
 #!/bin/sh
-# Installs the C libraries for programs: headers, shared and static libraries, pkg-config files.
+# Installs the C libraries for programs: headers, shared and static libraries, pkg-config files, and a
+# CMake package (find_package(leasehold), target leasehold::leasehold; leasehold_DIR or
+# CMAKE_PREFIX_PATH is PREFIX).
 #
 #   crates/capi/install.sh PREFIX          libleasehold_capi and libleasehold_memory
 #   crates/capi/install.sh PREFIX --sim    libleasehold_capi_sim too, for tests without a GPU
@@ -24,7 +26,7 @@ for library; do packages="${packages:-} -p $(echo "$library" | tr _ -)"; done
 cargo build --quiet --release --locked $packages
 
 mkdir -p "$root/include" "$root/lib/pkgconfig"
-cp crates/memory/include/leasehold_memory.h crates/capi/include/leasehold.h "$root/include/"
+cp crates/memory/include/*.h crates/capi/include/*.h crates/capi/include/*.hpp "$root/include/"
 for library; do
     cp "$target/release/lib$library.a" "$root/lib/"
     case $library in leasehold_memory) functions='tl_*; lh_*' ;; *) functions='leasehold_*' ;; esac
@@ -40,4 +42,8 @@ for library; do
 done
 for config in crates/memory/include/leasehold_memory crates/capi/include/leasehold; do
     sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$config.pc.in" >"$root/lib/pkgconfig/$(basename "$config").pc"
+done
+mkdir -p "$root/lib/cmake/leasehold"
+for config in leaseholdConfig leaseholdConfigVersion; do
+    sed -e "s|@VERSION@|$version|" "crates/capi/cmake/$config.cmake.in" >"$root/lib/cmake/leasehold/$config.cmake"
 done

@@ -39,7 +39,7 @@ static void count(void *context, const leasehold_block *block) {
 
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "cpu:0";
-    leasehold_device_options options = {sizeof options, 64 * MIB, LEASEHOLD_POLICY_BALANCED, 16};
+    leasehold_device_options options = {sizeof options, 64 * MIB, LEASEHOLD_POLICY_BALANCED, 16, 0};
     leasehold_device device;
     leasehold_device_info info;
     leasehold_stats stats;

@@ -1,7 +1,7 @@
 //! The native module of the Python package `leasehold`.
 //!
-//! The module exports the whole C ABI too (`leasehold_*`, declared in `leasehold.h`), for native
-//! code that lives beside it in a process.
+//! The module exports the whole C ABI too (`leasehold_*`, declared in `leasehold.h` and
+//! `leasehold_runtime.h`), for native code that lives beside it in a process.
 //!
 //! # Modules
 //! `device`, `allocator` and `buffer` are the classes; `memory` keeps a buffer's memory; `layout`

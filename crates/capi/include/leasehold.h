@@ -65,9 +65,11 @@ extern "C" {
 #define LEASEHOLD_DEVICE_LOST 11 /* everything on the device is lost; blocks may still be freed */
 #define LEASEHOLD_DRIVER 12      /* the vendor's driver refused a call */
 #define LEASEHOLD_INTERNAL 13    /* a defect of the library */
+#define LEASEHOLD_COMPILE 14     /* a kernel's source does not compile; the text is the compiler's */
+#define LEASEHOLD_FAILED 15      /* work of a stream failed: a kernel, a function of the caller's */
 
 /* The version of the ABI. A library with a higher number has all that this header has. */
-#define LEASEHOLD_ABI_VERSION 1
+#define LEASEHOLD_ABI_VERSION 2
 uint32_t leasehold_abi_version(void);
 
 /* The text of the calling thread's last failure; "" before the first. Valid until the thread's next failure: a call beside it in one
@@ -93,19 +95,22 @@ typedef uint64_t leasehold_pool;
 #define LEASEHOLD_POLICY_FASTEST 1
 #define LEASEHOLD_POLICY_COMPACT 2
 
+#define LEASEHOLD_DEVICE_SHAREABLE 1 /* leasehold_block_export works for blocks of the main memory */
+
 typedef struct leasehold_device_options {
     size_t size;
     uint64_t budget;       /* bytes that all pools together take from the driver at most; 0: no limit */
     uint32_t policy;       /* of the main memory */
     uint32_t trace_events; /* events that a snapshot has, for each pool, of 48 bytes of host memory; 2^24 at most; 0: none, and no cost */
+    uint32_t flags;        /* LEASEHOLD_DEVICE_* */
 } leasehold_device_options;
 
 /* Opens a device: "cuda:0" (its primary context, shared with whoever else uses it), "cpu:0", and "sim-cuda:0" in libleasehold_capi_sim. Each
  * open device has memory, pools and a budget of its own. options may be NULL. May block on the driver's start. */
 int leasehold_device_open(const char *name, const leasehold_device_options *options, leasehold_device *device);
 
-/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held. A call of another thread that would give a block or a pool of a
- * closed device is LEASEHOLD_INVALID_ARGUMENT. */
+/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held, or runtimes are open. A call of another thread that would give a
+ * block, a pool or a runtime of a closed device is LEASEHOLD_INVALID_ARGUMENT. */
 int leasehold_device_close(leasehold_device device);
 
 typedef struct leasehold_device_info {
@@ -235,6 +240,23 @@ typedef struct leasehold_block {
 /* Calls visitor with every block of every pool, by address within a pool; the blocks of a segment tile it. The state is that of one
  * moment for each pool. */
 int leasehold_visit_blocks(leasehold_device device, void (*visitor)(void *context, const leasehold_block *block), void *context);
+
+/* ---- other processes ---- */
+
+#define LEASEHOLD_SHARED_BYTES 128
+
+/* A descriptor of a block and its description, for another process of the same machine and device. The descriptor is the caller's, which
+ * closes it: it goes over a Unix socket. Of a device that was opened with LEASEHOLD_DEVICE_SHAREABLE, whose main memory has one handle for each
+ * segment and is never moved; LEASEHOLD_UNSUPPORTED for other memory. Who has the descriptor can map the whole segment around the block.
+ * The work with the block is over, or ordered by the caller, before the other process uses it. The caller keeps the block while it does. */
+int leasehold_block_export(leasehold_device device, const void *block, int *descriptor, uint8_t *description);
+
+/* Maps a block that a process exported. The descriptor stays the caller's. LEASEHOLD_INVALID_ARGUMENT for a descriptor that is no such
+ * memory, and for a description of another device. The memory outlives its owner. leasehold_free does not take it. */
+int leasehold_block_import(leasehold_device device, int descriptor, const uint8_t *description, void **block);
+
+/* Unmaps it. No work uses it any more: synchronize first. */
+int leasehold_block_close(leasehold_device device, void *block);
 
 /* ---- pools: memory for a captured graph, or for a region of the program ---- */
 

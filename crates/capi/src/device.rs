@@ -7,13 +7,15 @@ use crate::pool::{Pool, PoolSettings};
 use crate::registry::Registry;
 use crate::source::{Source, Sources};
 use crate::status::no_memory;
-use leasehold::{Context, Error, Result, Runtime};
+use leasehold::share::SharedBlock;
+use leasehold::{Buffer, Context, Error, Lease, Protection, Result, Runtime};
 use leasehold_alloc::{AllocStats, BlockInfo, Policy, SharedBudget, Snapshot};
 use leasehold_core::Name;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, RwLock};
+use leasehold_core::sync::{Arc, Mutex, RwLock};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 
 /// The devices and pools that are open.
 pub(crate) static DEVICES: Registry<Device> = Registry::new(0xd, "device");
@@ -24,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     pub(crate) budget: u64,
     pub(crate) trace_events: usize,
+    /// Other processes may map the main memory.
+    pub(crate) shareable: bool,
 }
 
 /// Says whether allocations on a stream go to a pool.
@@ -89,6 +93,19 @@ pub(crate) struct Device {
     /// Whether there are routes: an allocation asks this first.
     routed: AtomicBool,
     blocks: Blocks,
+    /// How many runtimes of the device are open.
+    runtimes: AtomicU64,
+    /// Blocks of other processes, by address. `None` once the device is closed.
+    imports: Mutex<Option<HashMap<u64, Lease<Buffer>>>>,
+}
+
+/// A runtime's word that it is open: its device stays open.
+pub(crate) struct Opened(Arc<Device>);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.0.runtimes.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// A snapshot of a pool.
@@ -131,6 +148,7 @@ impl Device {
             policy: settings.policy,
             trace_events: settings.trace_events,
             suspendable: false,
+            shareable: settings.shareable,
             movable: true,
         };
         let main = Arc::new(Pool::new(&runtime, &budget, main)?);
@@ -145,11 +163,26 @@ impl Device {
             routes: RwLock::default(),
             routed: AtomicBool::new(false),
             blocks: Blocks::new(),
+            runtimes: AtomicU64::new(0),
+            imports: Mutex::new(Some(HashMap::new())),
         })
     }
 
-    /// Refuses further blocks and pools from now on, if the caller holds none. A call that another
-    /// thread began gets an error. Returns whether the device was open.
+    /// Notes that a runtime of the device opens.
+    ///
+    /// # Errors
+    /// `InvalidArgument` once the device is closed.
+    pub(crate) fn opened(device: &Arc<Self>) -> Result<Opened> {
+        let open = device.pools.read();
+        if open.is_none() {
+            return Err(Error::invalid("the device was closed meanwhile"));
+        }
+        device.runtimes.fetch_add(1, Ordering::Relaxed);
+        Ok(Opened(device.clone()))
+    }
+
+    /// Refuses further blocks, pools and runtimes from now on, if the caller holds none. A call
+    /// that another thread began gets an error. Returns whether the device was open.
     ///
     /// # Errors
     /// `LeasesOutstanding`; then nothing has changed.
@@ -160,7 +193,17 @@ impl Device {
         if strong > 0 {
             return Err(Error::LeasesOutstanding { resource: "pool", strong, weak: 0 });
         }
+        let strong = self.runtimes.load(Ordering::Acquire);
+        if strong > 0 {
+            return Err(Error::LeasesOutstanding { resource: "runtime", strong, weak: 0 });
+        }
+        let mut imports = self.imports.lock();
+        let strong = imports.as_ref().map_or(0, HashMap::len) as u64;
+        if strong > 0 {
+            return Err(Error::LeasesOutstanding { resource: "imported block", strong, weak: 0 });
+        }
         self.blocks.close()?;
+        *imports = None;
         *open = None;
         Ok(true)
     }
@@ -265,6 +308,48 @@ impl Device {
         Ok(())
     }
 
+    /// A descriptor of a block for another process, and its description.
+    pub(crate) fn export(&self, addr: u64) -> Result<(OwnedFd, SharedBlock)> {
+        let (segment, bytes) = self.blocks.with(addr, |block| {
+            let bytes = block.lease.len();
+            block.pool.segment_of(addr, bytes).map(|segment| (segment, bytes))
+        })??;
+        let block = SharedBlock::of(&self.runtime, &*segment, addr, bytes);
+        Ok((segment.descriptor()?, block))
+    }
+
+    /// Maps a block of another process. Returns its address.
+    ///
+    /// # Safety
+    /// - As [`leasehold::share::import`].
+    pub(crate) unsafe fn import(&self, descriptor: OwnedFd, block: &SharedBlock) -> Result<u64> {
+        let runtime = &self.runtime;
+        // SAFETY: the caller's.
+        let lease =
+            unsafe { leasehold::share::import(runtime, descriptor, block, Protection::ReadWrite) }?;
+        let mut imports = self.imports.lock();
+        let Some(imports) = &mut *imports else {
+            return Err(Error::invalid("the device was closed meanwhile"));
+        };
+        imports.try_reserve(1).map_err(|_| no_memory("imports", size_of::<Lease<Buffer>>()))?;
+        let addr = lease.addr();
+        imports.insert(addr, lease);
+        Ok(addr)
+    }
+
+    /// Unmaps a block of another process.
+    pub(crate) fn end_import(&self, addr: u64) -> Result<()> {
+        let found = self.imports.lock().as_mut().and_then(|imports| imports.remove(&addr));
+        // Without the lock: the end asks the driver.
+        match found {
+            Some(lease) => {
+                drop(lease);
+                Ok(())
+            }
+            None => Err(Error::invalid(format!("{addr:#x} is no block that was imported"))),
+        }
+    }
+
     /// Notes that another stream, which may be another device's, uses a block: its reuse waits for
     /// the work that this stream has when the block is freed.
     ///
@@ -338,8 +423,14 @@ impl Device {
         policy: Policy,
         (suspendable, movable): (bool, bool),
     ) -> Result<u64> {
-        let settings =
-            PoolSettings { name, policy, trace_events: self.trace_events, suspendable, movable };
+        let settings = PoolSettings {
+            name,
+            policy,
+            trace_events: self.trace_events,
+            suspendable,
+            shareable: false,
+            movable,
+        };
         let pool = Pool::new(&self.runtime, &self.budget, settings)?;
         let mut open = self.pools.write();
         let Some(pools) = &mut *open else {

@@ -37,5 +37,5 @@ pub fn runtime(device: u64) -> Result<Runtime> {
 /// # Errors
 /// `InvalidState` for a text with a zero byte.
 pub fn owned(text: String) -> Result<*mut c_char> {
-    crate::ffi::owned(text)
+    crate::ffi::convert::owned(text)
 }

@@ -12,9 +12,8 @@
 //! [`leasehold_last_error`]: crate::ffi::leasehold_last_error
 
 use crate::device::DEVICES;
-use crate::ffi::{
-    DEVICE_DEFAULTS, LeaseholdDeviceOptions, check_out, close, give, open, options, policy,
-};
+use crate::ffi::convert::{check_out, give, options};
+use crate::ffi::{DEVICE_DEFAULTS, LeaseholdDeviceOptions, close, open, policy};
 use crate::status::{
     OK, OUT_OF_MEMORY, OVER_BUDGET, ffi_guard, ffi_guard_release, keep, last, prefix,
 };

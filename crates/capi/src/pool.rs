@@ -8,13 +8,14 @@
 
 use crate::registry::unknown;
 use crate::source::Sources;
+use leasehold::share::ShareableMemory;
 use leasehold::suspend::SuspendableMemory;
 use leasehold::{Buffer, Error, Lease, Result, Runtime};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget, SuspendableBacking,
+    Allocator, AllocatorConfig, Backing, Layout, On, Policy, SharedBudget, SuspendableBacking,
 };
-use leasehold_core::sync::RwLock;
-use leasehold_hal::MemoryKind;
+use leasehold_core::sync::{Arc, RwLock};
+use leasehold_hal::{MemoryKind, SharedSegment};
 
 /// The state of a pool.
 enum State {
@@ -37,6 +38,8 @@ pub(crate) struct PoolSettings {
     pub(crate) policy: Policy,
     pub(crate) trace_events: usize,
     pub(crate) suspendable: bool,
+    /// Other processes may map its memory, which is never moved or suspended.
+    pub(crate) shareable: bool,
     /// Memory under free blocks may be moved and taken back.
     pub(crate) movable: bool,
 }
@@ -52,6 +55,8 @@ pub(crate) struct Pool {
     pub(crate) movable: bool,
     /// Whether the pool was made to be suspended.
     suspendable: bool,
+    /// Its memory, if other processes may map it.
+    shareable: Option<ShareableMemory>,
     /// Allocations of such a pool share it; a suspension, a resumption and a release take it alone.
     state: RwLock<State>,
 }
@@ -62,7 +67,11 @@ impl Pool {
         budget: &SharedBudget,
         settings: PoolSettings,
     ) -> Result<Self> {
-        let backing = runtime.raw_device().backing(MemoryKind::Device)?;
+        let shareable = settings.shareable.then(|| ShareableMemory::new(runtime)).transpose()?;
+        let backing: Box<dyn Backing> = match &shareable {
+            Some(memory) => Box::new(memory.clone()),
+            None => runtime.raw_device().backing(MemoryKind::Device)?,
+        };
         let config = AllocatorConfig {
             name: format!("{} {}", runtime.device(), settings.name).into(),
             policy: settings.policy,
@@ -87,6 +96,7 @@ impl Pool {
             movable: settings.movable,
             allocator,
             suspendable: settings.suspendable,
+            shareable,
             state: RwLock::new(State::Open(memory)),
         })
     }
@@ -107,6 +117,24 @@ impl Pool {
             _ => {}
         }
         self.allocator.alloc(Layout::new(bytes), on)
+    }
+
+    /// The segment of a block of the pool.
+    ///
+    /// # Errors
+    /// `Unsupported` for a pool whose memory other processes cannot map.
+    pub(crate) fn segment_of(&self, addr: u64, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
+        let segment = self.shareable.as_ref().and_then(|memory| memory.holding(addr, bytes));
+        segment.ok_or_else(|| {
+            Error::Unsupported(
+                format!(
+                    "the memory of pool {} was not made to be shared with other processes; open \
+                     the device with LEASEHOLD_DEVICE_SHAREABLE",
+                    self.name
+                )
+                .into(),
+            )
+        })
     }
 
     fn is_suspended(&self) -> Error {

@@ -41,8 +41,13 @@ pub const DEVICE_LOST: c_int = 11;
 pub const DRIVER: c_int = 12;
 /// A defect of this library.
 pub const INTERNAL: c_int = 13;
+/// A kernel's source does not compile; the text is the compiler's.
+pub const COMPILE: c_int = 14;
+/// Work of a stream failed: a kernel, a function of the caller's. The stream is poisoned.
+pub const FAILED: c_int = 15;
 
-fn code(error: &Error) -> c_int {
+/// The status of an error.
+pub(crate) fn code(error: &Error) -> c_int {
     match error {
         Error::InvalidArgument(_) | Error::StaleHandle { .. } => INVALID_ARGUMENT,
         Error::OutOfMemory(_) => OUT_OF_MEMORY,
@@ -54,8 +59,10 @@ fn code(error: &Error) -> c_int {
         Error::Suspended(_) => SUSPENDED,
         Error::LeasesOutstanding { .. } | Error::Occupied { .. } => IN_USE,
         Error::Timeout(_) => TIMEOUT,
-        Error::DeviceLost { .. } | Error::Fault(_) => DEVICE_LOST,
+        Error::DeviceLost { .. } => DEVICE_LOST,
         Error::Driver { .. } => DRIVER,
+        Error::Compile { .. } => COMPILE,
+        Error::Fault(_) | Error::Other(_) => FAILED,
         _ => INTERNAL,
     }
 }
@@ -151,6 +158,30 @@ fn refuse_child() -> c_int {
     INVALID_STATE
 }
 
+thread_local! {
+    /// Whether this thread runs a function of the caller's that may call nothing here.
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the caller's inside a call that holds locks: what it calls of this library is
+/// refused, since it might wait for itself.
+pub(crate) fn alone<R>(call: impl FnOnce() -> R) -> R {
+    let before = ALONE.replace(true);
+    let result = call();
+    ALONE.set(before);
+    result
+}
+
+#[cold]
+fn refuse_inside() -> c_int {
+    keep(
+        "a kernel's check and the function of a foreign call cannot call this library: do it \
+         before or after the call that runs them"
+            .to_owned(),
+    );
+    INVALID_STATE
+}
+
 /// Runs a function of the ABI that takes memory: the status is its result, and the text of a
 /// failure is kept. A panic ends here. In a child of `fork()`, and on a host without memory,
 /// nothing runs.
@@ -167,6 +198,9 @@ pub fn ffi_guard(call: impl FnOnce() -> Result<()>) -> c_int {
 pub(crate) fn ffi_guard_release(call: impl FnOnce() -> Result<()>) -> c_int {
     if CHILD.load(Ordering::Relaxed) {
         return refuse_child();
+    }
+    if ALONE.get() {
+        return refuse_inside();
     }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => OK,

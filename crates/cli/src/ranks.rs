@@ -6,6 +6,8 @@
 //!
 //! This module must not know what a rank does.
 
+mod asked;
+
 use crate::failure::Failure;
 use crate::system::System;
 use leasehold::{BackendKind, DeviceId, Error, Runtime};
@@ -116,6 +118,9 @@ impl RankArguments {
     /// Ranks that the device cannot have; as [`World::from_env`].
     pub(crate) fn plan(&self, first: DeviceId, simulated: bool) -> Result<Plan, Failure> {
         let copied = std::env::var_os("LEASEHOLD_RANK").is_some();
+        if self.ranks.is_some() || World::is_launched() {
+            asked::listen();
+        }
         let wanted = self.ranks.map(NonZeroU32::get);
         let world = match (wanted, copied) {
             (Some(1), false) => None,
@@ -356,6 +361,12 @@ impl Copies {
             } else if self.0.iter().all(|copy| copy.status.is_some()) {
                 return Ok(());
             }
+            if let Some(Copy { process, status: None, .. }) = self.0.first()
+                && asked::take()
+            {
+                // Its standard error is shown.
+                asked::pass_on(process);
+            }
             std::thread::sleep(LOOK);
         }
     }
@@ -367,12 +378,15 @@ pub(crate) struct Rank {
     /// The runtime of the rank's device, with a stream of its own.
     pub(crate) runtime: Runtime,
     library: Option<Arc<dyn CollectiveOps>>,
+    /// Of a rank that is a process.
+    _answers: Option<asked::Answers>,
 }
 
 impl Rank {
     /// This process as a rank.
     pub(crate) fn member(world: World, system: &System) -> Self {
-        Self { world, runtime: system.runtime.clone(), library: None }
+        let answers = Some(asked::Answers::of(vec![world.reporter()]));
+        Self { world, runtime: system.runtime.clone(), library: None, _answers: answers }
     }
 
     /// The configuration of a communicator of such ranks.
@@ -402,7 +416,7 @@ pub(crate) fn threads<R: Send>(
         let made = || -> Result<R, Failure> {
             let device = device_of(system.device(), number);
             let runtime = system.context.runtime(device)?.create_stream()?.runtime();
-            rank(&Rank { world, runtime, library: system.library() })
+            rank(&Rank { world, runtime, library: system.library(), _answers: None })
         };
         made()
             .map_err(|failure| {
@@ -413,7 +427,9 @@ pub(crate) fn threads<R: Send>(
     let (one, failed) = (&one, &first);
     let (told, ends) = mpsc::channel();
     let mut all: Vec<Box<dyn FnOnce() -> Option<R> + Send + '_>> = Vec::new();
-    for world in World::threads(ranks)? {
+    let worlds = World::threads(ranks)?;
+    let _answers = asked::Answers::of(worlds.iter().map(World::reporter).collect());
+    for world in worlds {
         let told = told.clone();
         all.push(Box::new(move || {
             let made = one(world);
@@ -463,8 +479,10 @@ fn watch(ends: &mpsc::Receiver<bool>, failed: &Mutex<Option<Failure>>) {
 mod tests {
     use super::*;
 
-    /// Runs a test of this module as each rank.
+    /// Runs a test of this module as each rank. One test at a time: they share the signal.
     fn copies_of(test: &str, ranks: u32) -> Result<(), Failure> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock();
         let test = format!("ranks::tests::{test}");
         let arguments = ["--exact".into(), test.into(), "--nocapture".into()];
         RankArguments::of(None).copies_with(&arguments, ranks)
@@ -487,6 +505,45 @@ mod tests {
             return world.close(END).unwrap();
         }
         copies_of("copies_are_a_world_and_have_the_variables_of_the_library", 3).unwrap();
+    }
+
+    /// Whoever asks the command means its ranks, and rank 0 is heard.
+    #[test]
+    #[cfg(unix)]
+    fn a_request_goes_to_the_first_rank() {
+        asked::listen();
+        let ready = |id| std::env::temp_dir().join(format!("leasehold-asked-{id}"));
+        if copied() {
+            let world = launched().unwrap().unwrap();
+            if world.rank() == 0 {
+                std::fs::write(ready(std::os::unix::process::parent_id()), "").unwrap();
+                let until = Instant::now() + END;
+                while !asked::take() {
+                    assert!(Instant::now() < until, "nobody has asked");
+                    std::thread::sleep(LOOK);
+                }
+            }
+            world.barrier("asked", 2 * END).unwrap();
+            return world.close(END).unwrap();
+        }
+        let (id, (over, ends)) = (std::process::id(), mpsc::channel::<()>());
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let runs = || ends.try_recv() == Err(mpsc::TryRecvError::Empty);
+                while runs() && std::fs::remove_file(ready(id)).is_err() {
+                    std::thread::sleep(LOOK);
+                }
+                // Ranks that are threads of another test may take a request.
+                while runs() {
+                    let asked = Command::new("kill").args(["-USR1", &id.to_string()]).status();
+                    assert!(asked.unwrap().success());
+                    std::thread::sleep(10 * LOOK);
+                }
+            });
+            let copied = copies_of("a_request_goes_to_the_first_rank", 2);
+            drop(over);
+            copied.unwrap();
+        });
     }
 
     #[test]

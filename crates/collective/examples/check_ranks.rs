@@ -11,8 +11,9 @@
 //! `torchrun --no-python` sets what it needs instead. Rank 0 prints a table; a wrong value ends the
 //! program with status 1.
 
+use half::bf16;
 use leasehold::{DeviceId, Error, Result, Runtime};
-use leasehold_collective::{Comm, CommConfig, Reduce, World};
+use leasehold_collective::{Comm, CommConfig, Element, Reduce, World};
 use std::time::{Duration, Instant};
 
 /// Replays of the longest check.
@@ -36,6 +37,8 @@ fn main() -> Result<()> {
     show(format!("{} ranks, communicator in {:.0} ms", world.size(), made.as_secs_f64() * 1e3));
     values(&runtime, &comm, &world)?;
     show("values: all collectives are right, eager and recorded".to_owned());
+    show(format!("f32: {}", bits::<f32>(&runtime, &comm, &world, |x| x)?));
+    show(format!("bf16: {}", bits::<bf16>(&runtime, &comm, &world, bf16::from_f32)?));
     let spent = replays(&runtime, &comm, &world)?;
     show(format!(
         "{REPLAYS} replays of {CALLS} all_reduces, with eager ones between: right, {:.2} us a call",
@@ -109,6 +112,58 @@ fn values(runtime: &Runtime, comm: &Comm, world: &World) -> Result<()> {
         expect(&format!("{what} send and recv"), &runtime.to_vec(&passed)?, |i| own(before, i))?;
     }
     Ok(())
+}
+
+/// Sums of values whose order of addition shows in the last digits, of 4 B to 64 MiB: eager beside
+/// recorded, a second call beside the first, and rank 0's beside each rank's. Says which differ.
+fn bits<T: Element + PartialEq>(
+    runtime: &Runtime,
+    comm: &Comm,
+    world: &World,
+    of: fn(f32) -> T,
+) -> Result<String> {
+    let seed = u64::from(world.rank()) + 1;
+    let value = |i: usize| {
+        let mut z = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ seed.wrapping_mul(0xd134_2543_de82_ef95);
+        z = (z ^ (z >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        of(((z >> 40) as f32 / (1 << 23) as f32 - 1.0) * 2f32.powi((z & 15) as i32))
+    };
+    let stream = runtime.stream();
+    let (mut sizes, mut differ) = (0, Vec::new());
+    for power in 0..=24 {
+        // The second size of each is even to no block, warp or word.
+        for n in [1_usize << power, (1 << power) + (1 << power) / 3 + 1] {
+            let values: Vec<T> = (0..n).map(value).collect();
+            let x = runtime.upload(&values)?;
+            let sums = [runtime.zeros::<T>(n)?, runtime.zeros::<T>(n)?, runtime.zeros::<T>(n)?];
+            let graph = runtime
+                .record_graph(|r| comm.all_reduce_into(r.stream(), &sums[2], &x, Reduce::Sum))?;
+            comm.all_reduce_into(stream, &sums[0], &x, Reduce::Sum)?;
+            comm.all_reduce_into(stream, &sums[1], &x, Reduce::Sum)?;
+            graph.launch_on(stream)?;
+            let [first, second, recorded] = [0, 1, 2].map(|i| runtime.to_vec(&sums[i]));
+            let first = first?;
+            let pairs = [("again", second?), ("recorded", recorded?)];
+            comm.broadcast(stream, &sums[1], 0)?;
+            let zeroth = ("rank 0's", runtime.to_vec(&sums[1])?);
+            let wrong: Vec<_> = pairs
+                .into_iter()
+                .chain([zeroth])
+                .filter(|(_, sum)| *sum != first)
+                .map(|(what, _)| what)
+                .collect();
+            sizes += 1;
+            if !wrong.is_empty() {
+                differ.push(format!("{n} elements: {}", wrong.join(", ")));
+            }
+        }
+    }
+    Ok(if differ.is_empty() {
+        format!("sums of {sizes} sizes are equal to the bit: eager, again, recorded, on all ranks")
+    } else {
+        format!("sums of {} of {sizes} sizes differ: {}", differ.len(), differ.join("; "))
+    })
 }
 
 /// Replays of a recording of many all_reduces, with an eager one now and then. The average of equal

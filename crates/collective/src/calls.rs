@@ -15,6 +15,8 @@ use leasehold::{ArrayView, Result, Stream};
 /// - `InvalidArgument` for parts whose lengths do not fit each other, that overlap or are not
 ///   aligned, a root or another rank that is not there, an average of integers, and a stream or
 ///   memory of another device. Nothing is submitted then, and the call does not count.
+/// - `InvalidState` for `send`, `recv` and `all_to_all` of a communicator without
+///   [connections](crate::CommConfig::sends) for them.
 /// - The communicator's first failure, and the stream's cause if it is poisoned.
 ///
 /// An error of another rank fails the stream, later:

@@ -15,15 +15,19 @@ use crate::driver::{self, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
 use crate::line::{Line, Turn};
+use crate::log::Entered;
 use crate::members::Members;
 use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
+use crate::watch::Watching;
+use crate::window::{self, Registered};
 use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, View};
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -46,6 +50,7 @@ pub struct CommConfig {
     timeout: Duration,
     check: Check,
     concurrent: bool,
+    sends: bool,
     ops: Option<Arc<dyn CollectiveOps>>,
 }
 
@@ -58,6 +63,7 @@ impl CommConfig {
             timeout: Duration::from_secs(300),
             check: Check::default(),
             concurrent: false,
+            sends: true,
             ops: None,
         }
     }
@@ -88,6 +94,16 @@ impl CommConfig {
         self
     }
 
+    /// Whether the ranks send to each other: `send`, `recv` and `all_to_all`. On by default.
+    ///
+    /// The connections are made with the communicator, which takes NCCL about as long as the
+    /// communicator itself. A communicator without them refuses these calls.
+    #[must_use]
+    pub fn sends(mut self, sends: bool) -> Self {
+        self.sends = sends;
+        self
+    }
+
     /// Another library than the device's own.
     #[must_use]
     pub fn ops(mut self, ops: Arc<dyn CollectiveOps>) -> Self {
@@ -103,6 +119,7 @@ impl fmt::Debug for CommConfig {
             .field("timeout", &self.timeout)
             .field("check", &self.check)
             .field("concurrent", &self.concurrent)
+            .field("sends", &self.sends)
             .field("ops", &self.ops.as_ref().map(|ops| ops.name()))
             .finish()
     }
@@ -126,6 +143,7 @@ struct Shared {
     config: CommConfig,
     runtime: Runtime,
     line: Arc<Line>,
+    registered: Registered,
     /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
     told: Mutex<HashMap<String, u64>>,
 }
@@ -281,10 +299,12 @@ impl Comm {
             id: id.into(),
             runtime: runtime.clone(),
             limit: config.timeout,
+            sends: config.sends,
         };
         let library = ops.clone();
         let look = || members.look_for_unmade();
-        let native = Native::make(&members.name, config.timeout, look, move || {
+        let outbox = members.world.0.watch().outbox().clone();
+        let native = Native::make(&members.name, config.timeout, outbox, look, move || {
             place.runtime.activate()?;
             match from {
                 None => library.init(&place).map(Some),
@@ -295,8 +315,19 @@ impl Comm {
         let device = runtime.raw_device().downgrade();
         let core = Core::new(members.clone(), ops, turn, native, device)?;
         let told = Mutex::default();
-        let shared = Shared { core, config, runtime: runtime.clone(), line, told };
+        let registered = Registered::default();
+        let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The parts that a registration needs, of a communicator that makes calls.
+    pub(crate) fn for_registration(&self) -> Result<(&Arc<Core>, &Runtime, &Registered)> {
+        let Shared { core, runtime, registered, .. } = &*self.shared;
+        refuse_recording(runtime)?;
+        match core.failure() {
+            Some(cause) => Err(cause),
+            None => Ok((core, runtime, registered)),
+        }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -373,6 +404,7 @@ impl Comm {
             drop(Native::make(
                 &members.name,
                 config.timeout,
+                members.world.0.watch().outbox().clone(),
                 || Ok(()),
                 move || {
                     old.runtime.activate()?;
@@ -446,6 +478,15 @@ impl Comm {
         let mut group = Group::new(self.rank(), self.size());
         calls(&mut group)?;
         group.check()?;
+        if !self.shared.config.sends
+            && let Some(kind) = group.drafts.iter().map(|d| d.kind).find(|kind| kind.is_sent())
+        {
+            return Err(Error::state(format!(
+                "{}: {} has no connections for it; make the communicator with CommConfig::sends(true)",
+                kind.name(),
+                self.name()
+            )));
+        }
         self.submit(stream, &group.drafts)
     }
 
@@ -454,7 +495,7 @@ impl Comm {
         if drafts.is_empty() {
             return Ok(());
         }
-        if !stream.runtime().same(&shared.runtime) {
+        if !stream.is_of(&shared.runtime) {
             return Err(Error::invalid(format!(
                 "{stream:?} is not of {}, the device of {}; use a stream of the communicator's runtime",
                 shared.runtime.device(),
@@ -469,8 +510,9 @@ impl Comm {
         let line = &shared.line.buffer;
         // Reads have no order among each other.
         let line = if planted(Defect::LineMissing) { line.read() } else { line.write() };
-        let mut operands: Vec<Operand<'_>> = vec![line];
-        let mut planned = Vec::with_capacity(drafts.len());
+        // A usual call allocates no list.
+        let mut operands: SmallVec<[Operand<'_>; 4]> = smallvec![line];
+        let mut planned: SmallVec<[Planned; 1]> = SmallVec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
             let count = count - u64::from(planted(Defect::WrongCount) && count > 1);
             let signature =
@@ -501,35 +543,45 @@ impl Comm {
             };
             planned.push(Planned { signature, src, dst });
         }
+        let mut entered: SmallVec<[Entered; 2]> = SmallVec::new();
         {
             let mut log = core.log.lock();
-            planned.iter_mut().for_each(|p| log.enter(&mut p.signature));
+            planned.iter_mut().for_each(|p| entered.push(log.enter(&mut p.signature)));
         }
         if planted(Defect::CallSkipped) && self.rank() == 1 && planned[0].signature.seq % 8 == 7 {
             return Ok(());
         }
+        let recorded = captured.then(|| planned.clone());
+        let placed = if captured { shared.registered.place(core, drafts) } else { None };
+        let noted = placed.clone();
         let submitted = self.check_each(&planned).and_then(|()| {
-            let (own, planned): (_, Arc<[Planned]>) = (core.clone(), Arc::from(planned.as_slice()));
+            let own = core.clone();
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
             unsafe {
                 stream.foreign_call(drafts[0].kind.name(), &operands, move |word, bound| {
-                    own.enqueue(word, &planned, bound)
+                    let Some(placed) = &placed else { return own.enqueue(word, &planned, bound) };
+                    let bound = placed.bind(&planned, bound).map_err(|cause| own.fails(cause))?;
+                    own.enqueue(word, &planned, &bound)
                 })
             }
         });
         if let Err(cause) = submitted {
             let mut log = core.log.lock();
-            planned.iter().rev().for_each(|p| log.take_back(&p.signature));
+            entered.iter().rev().for_each(|&entered| log.take_back(entered));
             return Err(cause);
         }
-        if captured {
-            for Planned { signature, .. } in planned {
-                let note = Recorded { core: Arc::downgrade(core), signature };
-                stream.note(stop::check(), Arc::new(note))?;
+        match recorded {
+            None => core.submitted(stream.now()),
+            Some(planned) => {
+                planned.into_iter().try_for_each(|Planned { signature, .. }| {
+                    let note = Recorded { core: Arc::downgrade(core), signature };
+                    stream.note(stop::check(), Arc::new(note))
+                })?;
+                if let Some(placed) = noted {
+                    stream.note(window::check(), placed)?;
+                }
             }
-        } else {
-            core.submitted(stream.now());
         }
         Ok(())
     }

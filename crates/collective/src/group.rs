@@ -5,9 +5,11 @@
 use crate::element::{Element, ElementType, Reduce};
 use crate::signature::Kind;
 use leasehold::backend::defects::{Defect, planted};
-use leasehold::{ArrayView, BufferView, Error, Result};
+use leasehold::{ArrayView, Buffer, BufferView, Error, Result};
+use smallvec::SmallVec;
 
 /// A call that was checked as far as one rank can.
+#[derive(Clone, Copy)]
 pub(crate) struct Draft<'a> {
     pub(crate) kind: Kind,
     pub(crate) element: ElementType,
@@ -22,17 +24,23 @@ pub(crate) struct Draft<'a> {
 pub struct Group<'a> {
     rank: u32,
     size: u32,
-    pub(crate) drafts: Vec<Draft<'a>>,
+    /// The most usual group has one call, and allocates nothing.
+    pub(crate) drafts: SmallVec<[Draft<'a>; 1]>,
 }
 
 /// Memory of a call: bytes of a space, which is a buffer or a device's addresses.
+#[derive(Clone, Copy)]
 pub(crate) struct Extent<S> {
     pub(crate) space: S,
     pub(crate) from: u64,
     pub(crate) bytes: u64,
-    pub(crate) writes: bool,
-    /// The call, by its place in the group.
-    pub(crate) call: usize,
+}
+
+/// The memory that a call reads, and the memory that it writes.
+pub(crate) struct Uses<S> {
+    pub(crate) kind: Kind,
+    pub(crate) src: Option<Extent<S>>,
+    pub(crate) dst: Option<Extent<S>>,
 }
 
 impl<S: PartialEq> Extent<S> {
@@ -52,46 +60,63 @@ impl<S: PartialEq> Extent<S> {
     fn in_place(&self, dst: &Self, kind: Kind, rank: u32) -> bool {
         let own =
             |whole: &Self, part: &Self| part.from == whole.from + u64::from(rank) * part.bytes;
-        self.call == dst.call
-            && match kind {
-                Kind::AllReduce(_) | Kind::Reduce { .. } => self.is(dst),
-                Kind::AllGather => own(dst, self),
-                Kind::ReduceScatter(_) => own(self, dst),
-                _ => false,
-            }
+        match kind {
+            Kind::AllReduce(_) | Kind::Reduce { .. } => self.is(dst),
+            Kind::AllGather => own(dst, self),
+            Kind::ReduceScatter(_) => own(self, dst),
+            _ => false,
+        }
     }
 }
 
 /// Checks that no call of a group writes what another one uses, and that each uses its own memory
-/// as it may. The source of a call comes before its destination.
+/// as it may. `of` gives the calls by their places.
 ///
 /// # Errors
 /// `InvalidArgument` that names both.
+#[inline]
 pub(crate) fn check_apart<S: PartialEq>(
-    extents: &[Extent<S>],
-    kind: impl Fn(usize) -> Kind,
+    calls: usize,
+    of: impl Fn(usize) -> Uses<S>,
     rank: u32,
 ) -> Result<()> {
-    for (i, a) in extents.iter().enumerate() {
-        for b in &extents[i + 1..] {
-            if (a.writes || b.writes) && a.meets(b) && !a.in_place(b, kind(a.call), rank) {
-                return Err(Error::invalid(format!(
-                    "{}: bytes {}..{} and {}..{} of one buffer overlap, and one of them is written; use memory of its own",
-                    kind(a.call).name(),
-                    a.from,
-                    a.from + a.bytes,
-                    b.from,
-                    b.from + b.bytes
-                )));
+    for i in 0..calls {
+        let a = of(i);
+        if let (Some(src), Some(dst)) = (&a.src, &a.dst)
+            && src.meets(dst)
+            && !src.in_place(dst, a.kind, rank)
+        {
+            return Err(overlap(a.kind, src, dst));
+        }
+        for b in (i + 1..calls).map(&of) {
+            // Two sources may be the same.
+            for (one, other) in [(&a.src, &b.dst), (&a.dst, &b.src), (&a.dst, &b.dst)] {
+                if let (Some(one), Some(other)) = (one, other)
+                    && one.meets(other)
+                {
+                    return Err(overlap(a.kind, one, other));
+                }
             }
         }
     }
     Ok(())
 }
 
+#[cold]
+fn overlap<S>(kind: Kind, a: &Extent<S>, b: &Extent<S>) -> Error {
+    Error::invalid(format!(
+        "{}: bytes {}..{} and {}..{} of one buffer overlap, and one of them is written; use memory of its own",
+        kind.name(),
+        a.from,
+        a.from + a.bytes,
+        b.from,
+        b.from + b.bytes
+    ))
+}
+
 impl<'a> Group<'a> {
     pub(crate) fn new(rank: u32, size: u32) -> Self {
-        Self { rank, size, drafts: Vec::new() }
+        Self { rank, size, drafts: SmallVec::new() }
     }
 
     fn draft<T: Element>(
@@ -138,17 +163,16 @@ impl<'a> Group<'a> {
 
     /// Checks that no call writes what another one uses.
     pub(crate) fn check(&self) -> Result<()> {
-        let extents: Vec<_> = std::iter::zip(0.., &self.drafts)
-            .flat_map(|(call, d)| {
-                let extent = move |view: BufferView<'_>, writes| {
-                    let space = view.buffer().handle();
-                    Extent { space, from: view.offset(), bytes: view.len(), writes, call }
-                };
-                [d.src.map(|view| extent(view, false)), d.dst.map(|view| extent(view, true))]
-            })
-            .flatten()
-            .collect();
-        check_apart(&extents, |call| self.drafts[call].kind, self.rank)
+        let extent = |view: &BufferView<'_>| Extent {
+            space: std::ptr::from_ref::<Buffer>(view.buffer()),
+            from: view.offset(),
+            bytes: view.len(),
+        };
+        let uses = |call: usize| {
+            let Draft { kind, src, dst, .. } = &self.drafts[call];
+            Uses { kind: *kind, src: src.as_ref().map(extent), dst: dst.as_ref().map(extent) }
+        };
+        check_apart(self.drafts.len(), uses, self.rank)
     }
 
     /// The root that a call names.

@@ -13,7 +13,7 @@
 //! either the end finds the value, or the submitter finds the failure.
 
 use crate::driver::{Call, CollectiveOps};
-use crate::group::{Extent, check_apart};
+use crate::group::{Extent, Uses, check_apart};
 use crate::line::Turn;
 use crate::log::Log;
 use crate::members::Members;
@@ -23,22 +23,31 @@ use crate::store::Presence;
 use crate::unfinished::Unfinished;
 use crate::watch::{self, Watched, Watching};
 use leasehold::backend::defects::{Defect, planted};
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, Device, TimelineId};
 use leasehold::graph::LaunchCheck;
 use leasehold::{Error, Result, Timepoint, WeakLease};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Weak, mpsc};
 use std::time::{Duration, Instant};
 
-/// How long a rank at its limit waits for what others tell.
+/// How long ranks that exchange lists wait for each other. A rank begins so long before its limit,
+/// or a quarter of the limit, so that it has the reason in time.
 const TELL: Duration = Duration::from_secs(2);
+/// How long a rank at its limit waits at least for the others' reports.
+const ANSWER: Duration = Duration::from_millis(500);
+/// How long a library that has limits of its own may take to end a call at its limit.
+const OWN: Duration = Duration::from_millis(200);
 /// How long a rank waits until the others have heard of an end.
 const HEARD: Duration = Duration::from_millis(250);
 /// How long an abort may take.
 const ABORT: Duration = Duration::from_secs(5);
 /// How often eager calls are compared, and the library is asked.
 const COMPARED: Duration = Duration::from_millis(100);
+/// The eager calls of a communicator in a report.
+const SHOWN: usize = 3;
 /// The steps of a chain of waits in a report.
 const CHAIN: usize = 8;
 
@@ -54,6 +63,9 @@ pub(crate) struct Core {
     pub(crate) device: WeakLease<dyn Device>,
     pub(crate) unfinished: Unfinished,
     failed: Mutex<Failed>,
+    /// There is a failure. Set in the lock of `failed`, so a sound communicator's calls take no
+    /// lock for it.
+    has_failed: AtomicBool,
     looked: Mutex<Looked>,
     me: Weak<Self>,
 }
@@ -75,8 +87,12 @@ struct Looked {
     /// The next comparison, and the calls that there were at the last one.
     compare: Option<Instant>,
     compared: u64,
-    /// A thread looks why a limit is over.
-    at_limit: bool,
+    /// A thread looks why a call is late.
+    late: bool,
+    /// A thread exchanges lists.
+    differs: bool,
+    /// The library has ended a call at its limit.
+    ended: bool,
 }
 
 /// A call without its memory, and where that is among the operands.
@@ -89,12 +105,22 @@ pub(crate) struct Planned {
 
 /// The reason for an exchange of lists.
 enum Reason {
-    /// A call has waited for longer than the limit. The text says so.
-    Late(String),
+    /// A call is about to have waited for as long as the limit.
+    Late(Late),
     /// The hash of the calls is another than the next rank's. The text says so.
     Hash(String),
     /// Another rank exchanges lists.
     Told,
+}
+
+/// A call that others are late for.
+struct Late {
+    at: Timepoint,
+    /// The end of its limit, and the time up to that.
+    until: Instant,
+    lead: Duration,
+    /// What is said then.
+    text: String,
 }
 
 /// Whom a failure concerns.
@@ -103,6 +129,17 @@ enum Others {
     Told,
     /// They know, or find it themselves.
     Know,
+}
+
+impl Others {
+    /// Those of a failure that the library gives.
+    fn of(cause: &Error) -> Self {
+        match cause {
+            Error::Timeout(_) | Error::PeerLost { .. } | Error::Mismatch(_) => Self::Know,
+            // A failure of this rank alone: the others would wait for it.
+            _ => Self::Told,
+        }
+    }
 }
 
 impl Core {
@@ -122,6 +159,7 @@ impl Core {
             device,
             unfinished: Unfinished::default(),
             failed: Mutex::default(),
+            has_failed: AtomicBool::new(false),
             looked: Mutex::default(),
             me: me.clone(),
         });
@@ -131,19 +169,29 @@ impl Core {
     }
 
     /// The first failure.
+    #[inline]
     pub(crate) fn failure(&self) -> Option<Error> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
         self.failed.lock().cause.clone()
     }
 
     /// The first failure, if it ends the calls that were submitted before.
+    #[inline]
     fn ended(&self) -> Option<Error> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
         let failed = self.failed.lock();
         failed.ended.then(|| failed.cause.clone()).flatten()
     }
 
     /// Refuses later calls. Those before go on: the ranks agree on them. Returns the first failure.
     pub(crate) fn refuse(&self, cause: Error) -> Error {
-        self.failed.lock().cause.get_or_insert(cause).clone()
+        let mut failed = self.failed.lock();
+        self.has_failed.store(true, Ordering::Release);
+        failed.cause.get_or_insert(cause).clone()
     }
 
     /// Adds a submission with calls.
@@ -168,6 +216,7 @@ impl Core {
     fn end(&self, cause: Error, others: Others) -> (Error, Option<mpsc::Receiver<()>>) {
         let mut failed = self.failed.lock();
         let new = !std::mem::replace(&mut failed.ended, true);
+        self.has_failed.store(true, Ordering::Release);
         let first = failed.cause.get_or_insert(cause).clone();
         drop(failed);
         for at in self.unfinished.first() {
@@ -231,27 +280,19 @@ impl Core {
     /// Gives calls to the library, with the addresses of their operands.
     pub(crate) fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
         let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
-        let mut calls: Vec<Call<'_>> = planned
-            .iter()
-            .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
-            .collect();
+        let mut calls: SmallVec<[Call<'_>; 2]> = SmallVec::new();
+        for Planned { signature, src, dst } in planned {
+            calls.push(Call { signature, src: of(*src), dst: of(*dst) });
+        }
         // An update of a graph may have brought one buffer in several places.
-        let extents: Vec<_> = std::iter::zip(0.., &calls)
-            .filter(|(_, c)| c.signature.kind != Kind::Barrier)
-            .flat_map(|(call, c)| {
-                let extent = move |b: Binding, writes| Extent {
-                    space: (),
-                    from: b.addr,
-                    bytes: b.len,
-                    writes,
-                    call,
-                };
-                [c.src.map(|b| extent(b, false)), c.dst.map(|b| extent(b, true))]
-            })
-            .flatten()
-            .collect();
-        check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
-            .map_err(|cause| self.fails(cause))?;
+        let extent = |b: Binding| Extent { space: (), from: b.addr, bytes: b.len };
+        let uses = |call: usize| {
+            let Call { signature, src, dst } = calls[call];
+            // The line is all barriers'.
+            let dst = dst.filter(|_| signature.kind != Kind::Barrier);
+            Uses { kind: signature.kind, src: src.map(extent), dst: dst.map(extent) }
+        };
+        check_apart(calls.len(), uses, self.members.rank).map_err(|cause| self.fails(cause))?;
         if let Some(cause) = self.ended() {
             return Err(cause);
         }
@@ -272,17 +313,14 @@ impl Core {
     pub(crate) fn fails(&self, cause: Error) -> Error {
         let found = match (self.ended(), &cause) {
             (None, Error::Timeout(_)) => {
+                self.looked.lock().ended = true;
                 let list = self.log.lock().list();
-                self.members.compare_at_limit(&list, TELL)
+                self.members.compare_at_limit(&list, ANSWER)
             }
             _ => None,
         };
         let cause = found.unwrap_or(cause);
-        let others = match cause {
-            Error::Timeout(_) | Error::PeerLost { .. } | Error::Mismatch(_) => Others::Know,
-            // A failure of this rank alone: the others would wait for it.
-            _ => Others::Told,
-        };
+        let others = Others::of(&cause);
         self.end(cause, others).0
     }
 
@@ -307,10 +345,9 @@ impl Core {
             return;
         };
         let ours = self.log.lock().rolled_at(theirs);
-        if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.at_limit {
-            looked.at_limit = true;
+        if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.differs {
             let _ = watch::tell(&*members.world.0, "differ", &members.key, members.rank, "");
-            self.look_closer(Reason::Hash(format!(
+            looked.differs = self.look_closer(Reason::Hash(format!(
                 "{}: the first {theirs} calls of ranks {} and {next} differ, and the first one that does is not kept any more; compare each call (Check::Each) to find it",
                 members.name, members.rank
             )));
@@ -318,35 +355,51 @@ impl Core {
     }
 
     /// Exchanges lists with the other ranks, on a thread of its own, and ends the communicator with
-    /// what it finds.
-    fn look_closer(&self, reason: Reason) {
-        let Some(me) = self.me.upgrade() else { return };
+    /// what it finds. Returns whether there is such a thread; otherwise the next look tries again.
+    fn look_closer(&self, reason: Reason) -> bool {
+        let Some(me) = self.me.upgrade() else { return false };
         let looks = move || {
-            let (members, list) = (&me.members, me.log.lock().list());
+            let late = matches!(reason, Reason::Late(_));
             let found = match reason {
-                Reason::Late(_) => members.compare_at_limit(&list, TELL),
-                Reason::Hash(_) | Reason::Told => members.compare_so_far(&list, TELL),
-            };
-            match (found, reason) {
-                (Some(found), _) => drop(me.end(found, Others::Know)),
-                (None, Reason::Late(late)) => {
-                    let report = watch::report(&*members.world.0, TELL);
-                    let report = report.unwrap_or_else(|e| format!("no report: {e}"));
-                    let late = format!("{late}\n{}", report.trim_end());
-                    me.end(Error::Timeout(late.into()), Others::Told);
+                Reason::Late(late) => me.why_late(late),
+                Reason::Hash(_) | Reason::Told => {
+                    let list = me.log.lock().list();
+                    match (me.members.compare_so_far(&list, TELL), reason) {
+                        (Some(found), _) => Some((found, Others::Know)),
+                        (None, Reason::Hash(differs)) => {
+                            Some((Error::state(differs), Others::Told))
+                        }
+                        _ => None,
+                    }
                 }
-                (None, Reason::Hash(differs)) => drop(me.end(Error::state(differs), Others::Told)),
-                (None, Reason::Told) => {}
+            };
+            if let Some((cause, others)) = found {
+                me.end(cause, others);
             }
-            me.looked.lock().at_limit = false;
+            let mut looked = me.looked.lock();
+            if late { looked.late = false } else { looked.differs = false }
         };
-        // Without a thread the next look tries again.
-        if thread::Builder::new().name("lh-collective".to_owned()).spawn(looks).is_err() {
-            self.looked.lock().at_limit = false;
-        }
+        thread::Builder::new().name("lh-collective".to_owned()).spawn(looks).is_ok()
     }
 
-    /// Looks for a call that has waited for the others for longer than the limit.
+    /// The reason why a call is late, at the end of its limit; `None` if it is over by then.
+    fn why_late(&self, Late { at, until, lead, text }: Late) -> Option<(Error, Others)> {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let (members, list, last) = (&self.members, self.log.lock().list(), lead / 2);
+        let found = match members.compare_at_limit(&list, left(until).saturating_sub(last)) {
+            Some(found) => (found, Others::Know),
+            None => {
+                let report = watch::report(&*members.world.0, last.max(ANSWER));
+                let report = report.unwrap_or_else(|e| format!("no report: {e}"));
+                let text = format!("{text}\n{}", report.trim_end());
+                (Error::Timeout(text.into()), Others::Told)
+            }
+        };
+        thread::sleep(left(until + OWN));
+        (waits(at) && !self.looked.lock().ended).then_some(found)
+    }
+
+    /// Looks for a call that has waited for the others for almost as long as the limit.
     fn look_for_late(&self, looked: &mut Looked, now: Instant) {
         let first = self.unfinished.first();
         looked.ready.retain(|id, _| first.iter().any(|p| p.timeline_id() == *id));
@@ -361,20 +414,22 @@ impl Core {
                 *since = (at.value(), now);
             }
             let limit = self.members.limit;
-            if now.duration_since(since.1) < limit || looked.at_limit {
+            let (lead, begun) = ((limit / 4).min(TELL), since.1);
+            if now.duration_since(begun) < limit - lead || looked.late {
                 continue;
             }
-            // The known values may lag behind the device.
-            if matches!(timeline.wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_))) {
-                looked.at_limit = true;
+            // A limit that no clock reaches is none.
+            let Some(until) = begun.checked_add(limit) else { continue };
+            if waits(at) {
                 let what = match self.log.lock().last() {
                     Some(call) => format!("{} {call}", call.numbered(&self.members.name)),
                     None => self.members.name.clone(),
                 };
-                self.look_closer(Reason::Late(format!(
+                let text = format!(
                     "{what}: rank {} has waited for the other ranks for {limit:?}; look at what they do",
                     self.members.rank
-                )));
+                );
+                looked.late = self.look_closer(Reason::Late(Late { at, until, lead, text }));
             }
         }
     }
@@ -398,7 +453,8 @@ impl Watched for Core {
             && let Some(cause) = self.native.part().failure()
             && !matches!(cause, Error::Timeout(_))
         {
-            self.end(cause, Others::Told);
+            let others = Others::of(&cause);
+            self.end(cause, others);
         }
     }
 
@@ -418,9 +474,8 @@ impl Watched for Core {
             }
             "differ" if number != self.members.rank => {
                 let mut looked = self.looked.lock();
-                if !std::mem::replace(&mut looked.at_limit, true) {
-                    drop(looked);
-                    self.look_closer(Reason::Told);
+                if !looked.differs {
+                    looked.differs = self.look_closer(Reason::Told);
                 }
             }
             _ => {}
@@ -430,15 +485,20 @@ impl Watched for Core {
     fn report(&self, lines: &mut Vec<String>) {
         let name = &self.members.name;
         let log = self.log.lock();
-        let (count, last) = (log.rolled().0, log.last().cloned());
+        let count = log.rolled().0;
+        let last: Vec<Signature> = log.backwards().take(SHOWN).cloned().collect();
         drop(log);
-        let mut line = match last {
-            Some(call) => format!(
+        let mut line = match &last[..] {
+            [call, ..] => format!(
                 "{name}: {count} calls of all ranks, the last eager call is {} {call}",
                 call.numbered(name)
             ),
-            None => format!("{name}: no eager call"),
+            [] => format!("{name}: no eager call"),
         };
+        for (at, call) in last.iter().enumerate().skip(1) {
+            line.push_str(if at == 1 { ", after " } else { " and " });
+            line.push_str(&call.to_string());
+        }
         if let Some(cause) = self.failure() {
             line.push_str(&format!("; it has ended: {cause}"));
         }
@@ -451,6 +511,12 @@ impl Watched for Core {
         }
         lines.push(line.replace('\n', "; "));
     }
+}
+
+/// Returns whether a submission is not over. The known values may lag behind the device, which is
+/// asked.
+fn waits(at: Timepoint) -> bool {
+    matches!(at.timeline().wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_)))
 }
 
 /// The text of a submission, of the timepoint that it waits for, and so on.

@@ -40,9 +40,9 @@
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
-//! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
-//! `bench`.
+//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`],
+//! `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`, `window`;
+//! [`comm`], `calls`, `register`; `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
@@ -57,18 +57,23 @@ mod inner;
 mod line;
 mod log;
 mod members;
+#[cfg(feature = "model")]
+pub mod model;
 mod native;
+mod register;
 pub mod signature;
 mod stop;
 pub mod store;
 mod unfinished;
 mod watch;
+mod window;
 pub mod world;
 
 pub use comm::{Check, Comm, CommConfig};
 pub use driver::{CollectiveOps, Communicator};
 pub use element::{Element, ElementType, Reduce};
 pub use group::Group;
+pub use register::Registration;
 pub use signature::{Kind, Signature};
 pub use store::{FileStore, Presence, Store, TcpStore, ThreadStore};
-pub use world::World;
+pub use world::{Reporter, World};

@@ -1,7 +1,7 @@
 //! The eager calls of a rank, for reports.
 
 use crate::signature::{Kind, List, Signature};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 /// Calls that are kept.
@@ -10,8 +10,11 @@ const KEPT: usize = 1024;
 /// The last eager calls of a communicator, and how many there were.
 #[derive(Default)]
 pub(crate) struct Log {
-    /// The next number of each sequence.
-    next: HashMap<Sequence, u64>,
+    /// The next numbers of the calls of all ranks, and of the calls in recordings.
+    all: u64,
+    recorded: u64,
+    /// The next numbers of the sends to a rank, and of the receives from it, by ranks.
+    peers: Vec<[u64; 2]>,
     calls: VecDeque<Signature>,
     /// The hashes of the calls of all ranks: each of all calls up to one. The last one is of all.
     hashes: VecDeque<u64>,
@@ -58,8 +61,15 @@ fn mixed(before: u64, call: &Signature) -> u64 {
     words.finish()
 }
 
+/// A call that was numbered.
+#[derive(Clone, Copy)]
+pub(crate) struct Entered {
+    sequence: Sequence,
+    seq: u64,
+}
+
 /// Calls that are numbered together.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Sequence {
     All,
     To(u32),
@@ -79,12 +89,27 @@ impl Sequence {
 }
 
 impl Log {
+    /// The next number of a sequence.
+    fn next(&mut self, sequence: Sequence) -> &mut u64 {
+        let (peer, from) = match sequence {
+            Sequence::All => return &mut self.all,
+            Sequence::Recorded => return &mut self.recorded,
+            Sequence::To(peer) => (peer as usize, 0),
+            Sequence::From(peer) => (peer as usize, 1),
+        };
+        if self.peers.len() <= peer {
+            self.peers.resize(peer + 1, [0, 0]);
+        }
+        &mut self.peers[peer][from]
+    }
+
     /// Numbers a call, and keeps it if it is eager.
-    pub(crate) fn enter(&mut self, signature: &mut Signature) {
-        let next = self.next.entry(Sequence::of(signature)).or_default();
+    pub(crate) fn enter(&mut self, signature: &mut Signature) -> Entered {
+        let sequence = Sequence::of(signature);
+        let next = self.next(sequence);
         signature.seq = *next;
         *next += 1;
-        if Sequence::of(signature) == Sequence::All {
+        if sequence == Sequence::All {
             let before = self.hashes.back().copied().unwrap_or(SEED);
             if self.hashes.len() == KEPT {
                 self.hashes.pop_front();
@@ -97,19 +122,19 @@ impl Log {
             }
             self.calls.push_back(signature.clone());
         }
+        Entered { sequence, seq: signature.seq }
     }
 
     /// Takes a call back that was not submitted, unless another one came after it.
-    pub(crate) fn take_back(&mut self, signature: &Signature) {
-        let Some(next) = self.next.get_mut(&Sequence::of(signature)) else { return };
-        if *next == signature.seq + 1 {
-            *next = signature.seq;
-            if Sequence::of(signature) == Sequence::All {
+    pub(crate) fn take_back(&mut self, Entered { sequence, seq }: Entered) {
+        let next = self.next(sequence);
+        if *next == seq + 1 {
+            *next = seq;
+            if sequence == Sequence::All {
                 self.hashes.pop_back();
             }
-            if !signature.captured
-                && let Some(at) = self.calls.iter().rposition(|call| call == signature)
-            {
+            let is = |call: &Signature| Sequence::of(call) == sequence && call.seq == seq;
+            if let Some(at) = self.calls.iter().rposition(is) {
                 self.calls.remove(at);
             }
         }
@@ -121,8 +146,7 @@ impl Log {
 
     /// How many calls of all ranks there were, and the hash of them.
     pub(crate) fn rolled(&self) -> (u64, u64) {
-        let count = self.next.get(&Sequence::All).copied().unwrap_or_default();
-        (count, self.hashes.back().copied().unwrap_or(SEED))
+        (self.all, self.hashes.back().copied().unwrap_or(SEED))
     }
 
     /// The hash of the first calls of all ranks, if it is kept.
@@ -135,5 +159,10 @@ impl Log {
     /// The last eager call.
     pub(crate) fn last(&self) -> Option<&Signature> {
         self.calls.back()
+    }
+
+    /// The eager calls, from the last one on.
+    pub(crate) fn backwards(&self) -> impl Iterator<Item = &Signature> {
+        self.calls.iter().rev()
     }
 }

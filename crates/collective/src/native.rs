@@ -2,7 +2,8 @@
 //!
 //! A library may block as it makes or destroys its part, and may never come back. So a part has a
 //! thread, which makes it, and then waits for the order to give it back. None waits behind another.
-//! A drop sends the order, which takes some microseconds.
+//! A drop puts the order into the world's [`Outbox`], which takes a microsecond: to wake the thread
+//! would take ten.
 
 use crate::driver::ops::Communicator;
 use leasehold::backend::sync::{Arc, Condvar, Mutex, thread};
@@ -23,6 +24,54 @@ pub(crate) struct Native {
     /// Taken by the drop alone.
     part: ManuallyDrop<Arc<dyn Communicator>>,
     orders: mpsc::Sender<Order>,
+    outbox: Arc<Outbox>,
+}
+
+/// Orders on their way to the threads of parts. A thread that looks often passes them on, so who
+/// gives an order wakes nobody.
+#[derive(Default)]
+pub(crate) struct Outbox(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    /// A thread passes orders on. Without it an order goes at once.
+    served: bool,
+    orders: Vec<(mpsc::Sender<Order>, Order)>,
+}
+
+impl Outbox {
+    fn give(&self, to: &mpsc::Sender<Order>, order: Order) {
+        let mut waiting = self.0.lock();
+        if waiting.served {
+            waiting.orders.push((to.clone(), order));
+            return;
+        }
+        drop(waiting);
+        send(to, order);
+    }
+
+    /// Passes on what waits. `served` says whether the caller comes again.
+    pub(crate) fn pass_on(&self, served: bool) {
+        let orders = {
+            let mut waiting = self.0.lock();
+            waiting.served = served;
+            std::mem::take(&mut waiting.orders)
+        };
+        orders.into_iter().for_each(|(to, order)| send(&to, order));
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        self.pass_on(false);
+    }
+}
+
+fn send(to: &mpsc::Sender<Order>, order: Order) {
+    if let Err(mpsc::SendError(order)) = to.send(order) {
+        // Without its thread the part is leaked, which blocks nobody.
+        std::mem::forget(order);
+    }
 }
 
 /// The next work of a part's thread.
@@ -53,13 +102,14 @@ impl Native {
     pub(crate) fn make(
         what: &str,
         limit: Duration,
+        outbox: Arc<Outbox>,
         look: impl Fn() -> Result<()>,
         make: impl FnOnce() -> Result<Option<Arc<dyn Communicator>>> + Send + 'static,
     ) -> Result<Option<Self>> {
         let (tell, hear) = mpsc::sync_channel(1);
         thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
             let (orders, given) = mpsc::channel();
-            let own = |part| Self { part: ManuallyDrop::new(part), orders };
+            let own = |part| Self { part: ManuallyDrop::new(part), orders, outbox };
             let made = make().map(|part| part.map(own));
             // Nobody hears it any more: its drop gives the order.
             drop(tell.send(made));
@@ -120,8 +170,7 @@ impl Native {
             return;
         }
         let keep = Keep { points, limit, runtime: runtime.clone(), kept: Box::new(kept) };
-        // The thread is there as long as this value.
-        let _ = self.orders.send(Order::Keep(keep, Retiring::begin()));
+        self.outbox.give(&self.orders, Order::Keep(keep, Retiring::begin()));
     }
 }
 
@@ -149,11 +198,7 @@ impl Drop for Native {
     fn drop(&mut self) {
         // SAFETY: nobody uses the value after its drop.
         let part = unsafe { ManuallyDrop::take(&mut self.part) };
-        let order = Order::Destroy(part, Retiring::begin());
-        if let Err(mpsc::SendError(order)) = self.orders.send(order) {
-            // Without its thread the part is leaked, which blocks nobody.
-            std::mem::forget(order);
-        }
+        self.outbox.give(&self.orders, Order::Destroy(part, Retiring::begin()));
     }
 }
 
@@ -197,4 +242,63 @@ pub(crate) fn wait_for_retired(limit: Duration) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Call;
+    use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
+
+    struct Part(Arc<AtomicBool>);
+
+    impl Communicator for Part {
+        unsafe fn enqueue(&self, _: u64, _: &[Call<'_>]) -> Result<()> {
+            Ok(())
+        }
+        fn abort(&self, _: Error) {}
+        fn destroy(&self) -> Result<()> {
+            self.0.store(true, Ordering::Release);
+            Ok(())
+        }
+    }
+
+    /// A part that was dropped, and whether it was given back.
+    fn dropped(outbox: &Arc<Outbox>) -> Arc<AtomicBool> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let part = Arc::new(Part(gone.clone()));
+        let make = move || Ok(Some(part as Arc<dyn Communicator>));
+        let limit = Duration::from_secs(30);
+        drop(Native::make("t", limit, outbox.clone(), || Ok(()), make).unwrap().unwrap());
+        gone
+    }
+
+    /// Waits for the part's thread.
+    fn given_back(gone: &AtomicBool) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !gone.load(Ordering::Acquire) {
+            assert!(Instant::now() < until, "it was not given back");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn an_order_waits_for_the_thread_that_passes_it_on_and_is_never_lost() {
+        let outbox = Arc::new(Outbox::default());
+        given_back(&dropped(&outbox));
+        outbox.pass_on(true);
+        let gone = dropped(&outbox);
+        thread::sleep(Duration::from_millis(20));
+        assert!(!gone.load(Ordering::Acquire), "the drop has woken the part's thread");
+        outbox.pass_on(true);
+        given_back(&gone);
+        let gone = dropped(&outbox);
+        outbox.pass_on(false);
+        given_back(&gone);
+        given_back(&dropped(&outbox));
+        outbox.pass_on(true);
+        let gone = dropped(&outbox);
+        drop(outbox);
+        given_back(&gone);
+    }
 }

@@ -54,6 +54,12 @@ impl Kind {
         }
     }
 
+    /// Returns whether ranks send to each other one by one in it.
+    #[must_use]
+    pub fn is_sent(self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Recv { .. } | Self::AllToAll)
+    }
+
     /// The name of the call in messages.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -11,6 +11,7 @@
 //!
 //! This module must not know communicators.
 
+use crate::native::Outbox;
 use crate::store::{LONGEST_VALUE, Presence, Store};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
@@ -50,6 +51,8 @@ pub(crate) struct Watch {
     begun: AtomicBool,
     /// The world has ended in order.
     pub(crate) closed: AtomicBool,
+    /// What the watch's thread passes on at each look.
+    outbox: Arc<Outbox>,
 }
 
 /// The state of a world that its watch needs.
@@ -77,16 +80,22 @@ impl Watch {
         all.push(watched);
         drop(all);
         if world.place().1 > 1 && !self.begun.swap(true, Ordering::AcqRel) {
-            let world = Arc::downgrade(world);
-            let spawned = thread::Builder::new()
-                .name("lh-watch".to_owned())
-                .spawn(move || Looker::default().run(&world));
+            let (world, outbox) = (Arc::downgrade(world), self.outbox.clone());
+            let spawned = thread::Builder::new().name("lh-watch".to_owned()).spawn(move || {
+                Looker::default().run(&world, &outbox);
+                outbox.pass_on(false);
+            });
             if let Err(e) = spawned {
                 self.begun.store(false, Ordering::Release);
                 return Err(e.into());
             }
         }
         Ok(())
+    }
+
+    /// Orders that wait for the next look.
+    pub(crate) fn outbox(&self) -> &Arc<Outbox> {
+        &self.outbox
     }
 
     fn each(&self, mut f: impl FnMut(&dyn Watched)) {
@@ -175,8 +184,9 @@ struct Looker {
 }
 
 impl Looker {
-    fn run(mut self, world: &Weak<impl Watching>) {
+    fn run(mut self, world: &Weak<impl Watching>, outbox: &Outbox) {
         loop {
+            outbox.pass_on(true);
             {
                 // Not held over the pause: a world ends with its last holder.
                 let Some(world) = world.upgrade() else { return };

@@ -10,10 +10,12 @@ use leasehold::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for each other at the beginning.
-const BEGIN: Duration = Duration::from_secs(300);
+/// How long ranks wait for rank 0 at the beginning: it serves the store, and nobody else can say
+/// that it has failed before.
+const BEGIN: Duration = Duration::from_secs(30);
 /// How long a wait for another rank goes on before it looks whether the rank is still there.
 const LOOK: Duration = Duration::from_millis(50);
 /// The most ranks of a world.
@@ -91,7 +93,7 @@ impl World {
     /// # Errors
     /// `InvalidArgument` for a rank that is not below the size, no ranks or more than 65,536;
     /// `InvalidState` for a rank that is taken, and if rank 0 has another size or another version
-    /// of this crate; `Timeout` if rank 0 has not come; the store's own.
+    /// of this crate; `Timeout` if rank 0 has not come within 30 seconds; the store's own.
     pub fn with_store(rank: u32, size: u32, store: impl Store + 'static) -> Result<Self> {
         Self::enter(rank, size, rank, Box::new(store))
     }
@@ -130,7 +132,8 @@ impl World {
     ///
     /// The store is `LEASEHOLD_STORE`, as `tcp://HOST:PORT` or `file:FOLDER`; else rank 0 serves at
     /// `MASTER_ADDR`, on `LEASEHOLD_PORT` or on the port after `MASTER_PORT`. Beyond loopback it
-    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store.
+    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store. Waits
+    /// for rank 0 for 30 seconds at most.
     ///
     /// # Errors
     /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or
@@ -206,6 +209,13 @@ impl World {
         watch::report(&*self.0, limit)
     }
 
+    /// Makes reports for whoever must not keep the world: for example, for a thread that waits for
+    /// requests.
+    #[must_use]
+    pub fn reporter(&self) -> Reporter {
+        Reporter(Arc::downgrade(&self.0))
+    }
+
     /// Waits until all ranks have called it with this name, for `limit` at most. A name serves
     /// once.
     ///
@@ -213,6 +223,26 @@ impl World {
     /// `Timeout` that says how many have come; the store's own.
     pub fn barrier(&self, name: &str, limit: Duration) -> Result<()> {
         self.0.store.barrier(&format!("barrier/{name}"), self.0.size, limit)
+    }
+}
+
+/// Makes [reports](World::report) as long as its world lives, which it does not keep.
+#[derive(Clone)]
+pub struct Reporter(Weak<Inner>);
+
+impl Reporter {
+    /// As [`World::report`]; `None` once the world has ended.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn report(&self, limit: Duration) -> Option<Result<String>> {
+        self.0.upgrade().map(|world| watch::report(&*world, limit))
+    }
+}
+
+impl fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reporter({:?})", self.0.upgrade().map(World))
     }
 }
 

@@ -9,11 +9,12 @@ use crate::manager::execution::CpuExecutionManager;
 use crate::manager::graph::GraphState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
 use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
     Backend, BackendKind, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
-    KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Sharing, Stream, StreamDesc,
     TimestampQuery,
 };
 use std::any::Any;
@@ -125,6 +126,10 @@ unsafe impl Device for DeviceState {
             }
             other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.id()).into())),
         }
+    }
+
+    fn sharing(&self) -> Result<Arc<dyn Sharing>> {
+        allocator::shareable::of(self)
     }
 
     /// The device has one priority, so every request gets it.

@@ -2,15 +2,17 @@
 //!
 //! This module must hold no state.
 
+use crate::allocator::shareable::DeviceSharing;
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timepoint};
 use leasehold_engine::backend::DriverBackend;
 use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::waits::synchronize;
 use leasehold_hal::{
     BackendKind, Description, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
-    MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
+    MemoryInfo, MemoryKind, Pipeline, Plan, Sharing, Stream, StreamDesc, TimestampQuery,
 };
 use std::any::Any;
 use std::time::Duration;
@@ -104,6 +106,10 @@ unsafe impl Device for DeviceState {
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         self.memory().backing(kind)
+    }
+
+    fn sharing(&self) -> Result<Arc<dyn Sharing>> {
+        Ok(Arc::new(DeviceSharing::new(self.memory())?))
     }
 
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {

@@ -4,7 +4,8 @@
 //! operation is one of these:
 //! - a wait for a host timeline, for another backend's timeline, or for a value that its own stream
 //!   holds back
-//! - a host call or a foreign call
+//! - a host call
+//! - a foreign call with other operations behind it in its submission
 //! - a graph with host calls
 //!
 //! Every later submission on the stream queues behind the job, until the stream holds nothing back.
@@ -38,7 +39,7 @@ pub(crate) fn resume_waiting<N: DriverStream>(
     timeline: TimelineId,
     value: u64,
 ) {
-    loop {
+    while timelines.has_waiting() {
         let some = timelines.take_waiting(timeline, value);
         if some[0].is_none() {
             return;

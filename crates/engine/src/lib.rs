@@ -19,6 +19,7 @@
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
+//! | [`shared_file`] | memory of the host that other processes may map |
 //! | [`config_setters!`] | setters of the settings that configurations have alike |
 //! | [`native_handles!`] | handle types of a driver's objects |
 //!
@@ -72,6 +73,7 @@ pub mod payload;
 pub mod pipelines;
 mod prepared;
 pub mod retired;
+pub mod shared_file;
 pub mod staging;
 mod state;
 pub mod steps;

@@ -21,7 +21,7 @@ pub(crate) enum Step {
     /// A wait.
     Wait(Timepoint),
     /// A library's call.
-    Foreign(ForeignCall),
+    Foreign(Box<ForeignCall>),
     /// A copy that takes more than one driver call.
     Copy(Copy2d),
 }
@@ -49,7 +49,7 @@ impl Steps {
             let part = match op {
                 Op::Host(call) => Step::Call(call.clone()),
                 Op::Wait(point) => Step::Wait(point),
-                Op::Foreign(call) if apart(&op) => Step::Foreign(call.clone()),
+                Op::Foreign(call) if apart(&op) => Step::Foreign(Box::new(call.clone())),
                 Op::Copy(copy) if apart(&op) => Step::Copy(copy),
                 _ => {
                     match segments.last_mut() {

@@ -349,6 +349,91 @@ fn a_refusal_in_the_middle_of_a_submission_fails_its_value_and_one_at_its_start_
     Ok(())
 }
 
+/// A library may submit to its own stream, and another thread may wait for what it has not got yet.
+#[test]
+fn a_library_call_is_made_as_it_is_submitted_and_work_that_comes_meanwhile_follows_it() -> Result<()>
+{
+    let rig = rig();
+    let (stream, other) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (own, waits, device) = (stream.clone(), other.clone(), rig.device.clone());
+    let call = ForeignCall::new("library", Vec::new(), move |_| {
+        device.called("library");
+        let during = own.timeline().now();
+        submit(&waits, &[Op::Wait(during), Op::Fill(fill(7))])?;
+        submit(&own, &[Op::Fill(fill(2))])?;
+        assert_eq!(device.take(), ["library"], "both are held back");
+        Ok(())
+    });
+    let point = submit(&stream, &[Op::Foreign(&call)])?;
+    assert_eq!(stream.timeline().submitted(), point.value() + 1, "the call's own submission");
+    let wait = format!("wait {}", point.value());
+    let mut given = rig.device.take();
+    given.sort();
+    assert_eq!(given, ["fill 2", "fill 7", wait.as_str()]);
+    other.wait_host(other.timeline().submitted(), None)?;
+    stream.wait_host(stream.timeline().submitted(), None)?;
+    let waits_before = [Op::Wait(other.timeline().now()), Op::Foreign(&call)];
+    assert!(rig.device.take().iter().all(|call| call == "host part"));
+    submit(&stream, &waits_before)?;
+    assert!(rig.device.take().contains(&"fill 2".to_owned()), "waits before it are no obstacle");
+    Ok(())
+}
+
+#[test]
+fn a_library_call_that_fails_fails_its_value_and_what_came_meanwhile() -> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    let own = stream.clone();
+    let call = ForeignCall::new("library", Vec::new(), move |_| {
+        submit(&own, &[Op::Fill(fill(2))])?;
+        Err(Error::state("of the test"))
+    });
+    let before = submit(&stream, &[Op::Fill(fill(1))])?;
+    let point = submit(&stream, &[Op::Foreign(&call)])?;
+    assert!(stream.timeline().check(before.value()).is_ok(), "what was before is sound");
+    let error = stream.wait_host(point.value(), None).unwrap_err();
+    assert!(error.to_string().contains("of the test"), "{error}");
+    assert!(submit(&stream, &[Op::Foreign(&call)]).is_err());
+    stream.refresh()?;
+    assert!(stream.timeline().is_idle());
+    assert_eq!(rig.device.take().iter().filter(|call| call.starts_with("fill")).count(), 1);
+    Ok(())
+}
+
+/// A thread that asks for a value before the driver has it gets its signal afterwards.
+#[test]
+fn a_value_that_is_wanted_during_its_library_call_is_signalled() -> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    let own = stream.clone();
+    let call =
+        ForeignCall::new("library", Vec::new(), move |_| own.want(own.timeline().submitted()));
+    let point = submit(&stream, &[Op::Foreign(&call)])?;
+    assert_eq!(stream.signalled.load(Ordering::Acquire), point.value());
+    Ok(())
+}
+
+#[test]
+fn a_value_that_is_failed_takes_those_along_that_wait_for_it_on_other_devices() -> Result<()> {
+    let tables = Arc::new(Tables::default());
+    let (here, there) = (rig_with(tables.clone(), true), rig_with(tables, true));
+    [&here, &there].iter().for_each(|rig| rig.device.busy.store(true, Ordering::Release));
+    let stream = here.engine.stream(0)?;
+    let (waits, free) = (there.engine.stream(0)?, there.engine.stream(0)?);
+    let before = submit(&waits, &[Op::Fill(fill(1))])?;
+    let point = submit(&stream, &[Op::Fill(fill(2))])?;
+    let after = submit(&waits, &[Op::Wait(point), Op::Fill(fill(3))])?;
+    let beside = submit(&free, &[Op::Fill(fill(4))])?;
+    assert!(here.engine.fail(point, &Error::state("of the test")));
+    let error = after.timeline().check(after.value()).unwrap_err();
+    assert!(error.to_string().contains("of the test"), "{error}");
+    for sound in [before, beside] {
+        assert!(matches!(sound.timeline().check(sound.value()), Ok(false)), "{sound:?}");
+    }
+    assert!(!here.engine.fail(point, &Error::state("again")), "it has failed already");
+    Ok(())
+}
+
 #[test]
 fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
     let rig = rig();

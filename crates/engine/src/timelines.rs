@@ -69,6 +69,15 @@ impl<S> Timelines<S> {
         self.origins.read().get(usize::from(timeline.get()))?.clone()
     }
 
+    /// The streams of all devices of the backend.
+    pub(crate) fn streams(&self) -> Vec<Arc<S>> {
+        let stream = |origin: &Option<Origin<S>>| match origin {
+            Some(Origin::Stream(stream)) => stream.upgrade(),
+            Some(Origin::HostTimeline) | None => None,
+        };
+        self.origins.read().iter().filter_map(stream).collect()
+    }
+
     /// Records that a stream waits for a timepoint. If the table is full, the call first removes
     /// the entries whose timepoints are over, and returns their streams. The thread that gave such
     /// a timepoint to the driver may not have come to the table yet, and would not find the entry.
@@ -88,6 +97,12 @@ impl<S> Timelines<S> {
         }
         waits.push((point, stream.clone()));
         over
+    }
+
+    /// Whether some stream waits for a timepoint.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waits.lock().is_empty()
     }
 
     /// The largest value of a timeline that some stream waits for.

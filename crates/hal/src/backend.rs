@@ -23,6 +23,7 @@ use crate::info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind}
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
+use crate::sharing::Sharing;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, TimelineSource, Timepoint, tags};
 use std::any::Any;
@@ -199,15 +200,14 @@ pub unsafe trait Device: Any + Send + Sync {
     }
 
     /// Fails a submission that the driver works on: its value, the later ones of its stream, and
-    /// the values of this device's other streams that are ordered after it. The first cause of a
+    /// the values of the backend's other streams that are ordered after it. The first cause of a
     /// stream stays. Does not block. Returns whether the value has failed by this call.
     ///
     /// For a caller who knows that the work will end without its result, while the driver will
     /// report no error. The work goes on; the values complete once the driver is done with it.
     ///
     /// `false`: the value is over or has failed, the driver has not got it yet, or the backend
-    /// cannot do this. Work of other devices that waits for the value in their drivers is not
-    /// failed.
+    /// cannot do this.
     fn fail(&self, point: Timepoint, cause: Error) -> bool {
         let _ = (point, cause);
         false
@@ -245,6 +245,16 @@ pub unsafe trait Device: Any + Send + Sync {
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         Err(Error::Unsupported(
             format!("{}: no second source of {kind:?} memory", self.info().id).into(),
+        ))
+    }
+
+    /// The source of memory that other processes may map. May block on the driver.
+    ///
+    /// # Errors
+    /// `Unsupported` unless [`Caps::shareable`]; the driver's error.
+    fn sharing(&self) -> Result<Arc<dyn Sharing>> {
+        Err(Error::Unsupported(
+            format!("{}: its memory cannot be shared with other processes", self.info().id).into(),
         ))
     }
 

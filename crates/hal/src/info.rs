@@ -100,6 +100,8 @@ pub struct Caps {
     pub unordered_streams: bool,
     /// Stream priorities.
     pub priorities: bool,
+    /// Memory that other processes may map ([`Sharing`](crate::Sharing)).
+    pub shareable: bool,
 }
 
 /// The limits of a device.

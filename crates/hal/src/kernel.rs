@@ -8,7 +8,7 @@ mod check;
 mod cubin;
 mod params;
 
-pub use args::{CpuArgs, CpuFn};
+pub use args::{CpuArgs, CpuCFn, CpuFn, CpuTile};
 pub use check::{KernelCheck, LaunchInfo, Overlap};
 pub use cubin::Cubin;
 pub use params::FromParams;
@@ -79,6 +79,8 @@ impl Binding {
 pub enum KernelSource<'a> {
     /// A Rust function.
     Cpu(CpuFn),
+    /// A function of C, which the CPU runs.
+    CpuC(CpuCFn),
     /// CUDA C++, compiled at run time.
     CudaC {
         /// The source text.
@@ -108,6 +110,7 @@ impl KernelSource<'_> {
     pub fn kind(&self) -> &'static str {
         match self {
             KernelSource::Cpu(_) => "a Rust function",
+            KernelSource::CpuC(_) => "a C function",
             KernelSource::CudaC { .. } => "CUDA C++",
             KernelSource::Ptx(_) => "PTX",
             KernelSource::Cubins { .. } => "CUDA machine code",

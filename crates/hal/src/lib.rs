@@ -48,6 +48,7 @@ pub mod list;
 pub mod null;
 pub mod op;
 pub mod plan;
+pub mod sharing;
 pub mod traced;
 pub mod validated;
 mod wrapper;
@@ -60,8 +61,8 @@ pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
-    Access, Binding, CpuArgs, CpuFn, Cubin, FromParams, KernelCheck, KernelDesc, KernelSource,
-    LaunchInfo, Overlap, Pipeline,
+    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
+    KernelSource, LaunchInfo, Overlap, Pipeline,
 };
 /// The allocator core, which backends connect to their memory.
 pub use leasehold_alloc as alloc;
@@ -71,5 +72,6 @@ pub use op::{
     Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, KeepAlive, Op, TimestampQuery, Upload,
 };
 pub use plan::Plan;
+pub use sharing::{SharedSegment, Sharing};
 pub use traced::Traced;
 pub use validated::Validated;

@@ -14,7 +14,6 @@ use crate::op::{
 use leasehold_core::panics::Kept;
 use leasehold_core::{Error, Lease, Result, Timepoint};
 use std::fmt;
-use std::sync::Arc;
 
 #[derive(Clone)]
 enum Record {
@@ -44,7 +43,8 @@ enum Record {
         keep: Option<Kept<KeepAlive>>,
     },
     WriteTimestamp(Lease<TimestampQuery>),
-    Foreign(ForeignCall),
+    /// In a box: it is larger than the others, and rare.
+    Foreign(Box<ForeignCall>),
     Host(HostCall),
     Graph(Lease<dyn GraphExec>),
 }
@@ -180,7 +180,7 @@ impl OpList {
                 keep: d.keep.cloned().map(Kept::new),
             },
             Op::WriteTimestamp(t) => Record::WriteTimestamp(t.clone()),
-            Op::Foreign(f) => Record::Foreign(f.clone()),
+            Op::Foreign(f) => Record::Foreign(Box::new((*f).clone())),
             Op::Host(h) => Record::Host(h.clone()),
             Op::Graph(g) => Record::Graph(g.clone()),
         };
@@ -257,7 +257,9 @@ impl OpList {
                 Record::Fill(f) => swap(&mut f.dst, &mut f.native),
                 Record::Upload { dst, native, .. } => swap(dst, native),
                 Record::Download { src, native, .. } => swap(src, native),
-                Record::Foreign(call) => call.accesses = rebound(&call.accesses, &mut swap),
+                Record::Foreign(call) => {
+                    call.accesses.iter_mut().for_each(|b| swap(&mut b.addr, &mut b.native));
+                }
                 Record::Wait(_)
                 | Record::Dispatch { .. }
                 | Record::WriteTimestamp(_)
@@ -331,13 +333,6 @@ impl OpList {
             + self.bindings.capacity() * size_of::<Binding>()
             + self.params.capacity()) as u64
     }
-}
-
-/// The accesses with their addresses replaced, or the same `Arc` if nothing changes.
-fn rebound(accesses: &Arc<[Binding]>, swap: &mut impl FnMut(&mut u64, &mut u64)) -> Arc<[Binding]> {
-    let mut new = accesses.to_vec();
-    new.iter_mut().for_each(|b| swap(&mut b.addr, &mut b.native));
-    if new[..] == accesses[..] { accesses.clone() } else { new.into() }
 }
 
 impl fmt::Debug for OpList {

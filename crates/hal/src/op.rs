@@ -8,6 +8,7 @@ use crate::kernel::{Access, Binding, Pipeline};
 use leasehold_core::panics::{Kept, caught};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Lease, Result, Tagged, Timepoint, tags};
+use smallvec::SmallVec;
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -178,7 +179,7 @@ pub struct ForeignCall {
     pub name: &'static str,
     call: Arc<Foreign>,
     /// The memory that the call reads and writes.
-    pub accesses: Arc<[Binding]>,
+    pub accesses: SmallVec<[Binding; 3]>,
 }
 
 impl ForeignCall {
@@ -196,12 +197,15 @@ impl ForeignCall {
     /// runs. In a graph the operands get their addresses late, and updates may change them.
     pub fn with_bindings(
         name: &'static str,
-        accesses: Vec<Binding>,
+        accesses: impl IntoIterator<Item = Binding>,
         call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         let call = Kept::new(call);
         let call = Arc::new(move |word, accesses: &[Binding]| (*call)(word, accesses));
-        Self { name, call, accesses: accesses.into() }
+        // For a few of them, this is half of what `collect` does.
+        let mut kept = SmallVec::new();
+        accesses.into_iter().for_each(|access| kept.push(access));
+        Self { name, call, accesses: kept }
     }
 
     /// Calls the library; for backends. Never unwinds.

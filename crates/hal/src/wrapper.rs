@@ -19,6 +19,7 @@ use crate::info::{Description, DeviceInfo, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
+use crate::sharing::Sharing;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
@@ -353,6 +354,10 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         self.around("backing", |d| d.backing(kind))
+    }
+
+    fn sharing(&self) -> Result<Arc<dyn Sharing>> {
+        self.around("sharing", |d| d.sharing())
     }
 
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {

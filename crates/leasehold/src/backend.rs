@@ -38,6 +38,6 @@ pub use leasehold_hal::{
     Access, Backend, BackendKind, Binding, Caps, Copy2d, CpuArgs, CpuFn, Description, Device,
     DeviceId, DeviceInfo, Dispatch, Download, Fill, ForeignCall, Former, GraphExec, HostCall,
     HostTimeline, KeepAlive, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Limits, MemoryInfo,
-    MemoryKind, NodePatch, NullBackend, Op, OpList, Overlap, Pipeline, Plan, Stream, StreamDesc,
-    TimestampQuery, Traced, Upload, Validated, hazard,
+    MemoryKind, NodePatch, NullBackend, Op, OpList, Overlap, Pipeline, Plan, SharedSegment,
+    Sharing, Stream, StreamDesc, TimestampQuery, Traced, Upload, Validated, hazard,
 };

@@ -70,6 +70,7 @@ pub mod ops;
 pub mod pinned;
 pub mod prelude;
 pub mod runtime;
+pub mod share;
 pub mod stream;
 pub mod suspend;
 pub mod view;
@@ -109,6 +110,8 @@ pub use leasehold_hal::{
 pub use pinned::{PinnedArray, PinnedValues};
 #[doc(inline)]
 pub use runtime::Runtime;
+#[doc(inline)]
+pub use share::ShareablePool;
 #[doc(inline)]
 pub use stream::Stream;
 #[doc(inline)]

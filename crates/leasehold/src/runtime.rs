@@ -508,6 +508,13 @@ impl Stream {
     pub fn runtime(&self) -> Runtime {
         Runtime::of_stream(self.clone())
     }
+
+    /// Returns whether the stream is of this runtime, or of one of its recordings.
+    #[inline]
+    #[must_use]
+    pub fn is_of(&self, runtime: &Runtime) -> bool {
+        Arc::ptr_eq(&self.runtime, &runtime.inner)
+    }
 }
 
 impl fmt::Debug for Runtime {

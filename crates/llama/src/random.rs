@@ -32,9 +32,45 @@ impl Weights {
     /// # Errors
     /// `Unavailable` if the system refuses a thread.
     pub fn random(config: &Config, dtype: DType, seed: u64) -> Result<Self> {
+        Self::drawn(TensorSpec::all(config), dtype, seed)
+    }
+
+    /// Random weights as [`random`](Self::random), with one layer's memory for all layers: each has
+    /// the values of the first. For shapes that the host's memory does not hold, on devices with
+    /// memory of their own.
+    ///
+    /// Takes host memory for one layer, the embedding and the head.
+    ///
+    /// ```
+    /// use leasehold_llama::{Config, DType, Weights};
+    /// let config = Config::from_slice(
+    ///     br#"{"model_type": "llama", "vocab_size": 100, "hidden_size": 64,
+    ///          "intermediate_size": 172, "num_hidden_layers": 80, "num_attention_heads": 4,
+    ///          "max_position_embeddings": 128, "hidden_act": "silu"}"#,
+    ///     "config.json",
+    /// )?;
+    /// let weights = Weights::random_of_one_layer(&config, DType::Bf16, 1)?;
+    /// assert_eq!(weights.total_bytes(), 2 * config.parameter_count());
+    /// # Ok::<(), leasehold_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Unavailable` if the system refuses a thread.
+    pub fn random_of_one_layer(config: &Config, dtype: DType, seed: u64) -> Result<Self> {
+        let first = |spec: &TensorSpec| spec.first_layers().is_none_or(|name| name == spec.name);
+        let (own, others): (Vec<_>, Vec<_>) = TensorSpec::all(config).into_iter().partition(first);
+        let mut weights = Self::drawn(own, dtype, seed)?;
+        for spec in others {
+            let from = spec.first_layers();
+            weights.share(&from.unwrap_or_default(), spec.name);
+        }
+        Ok(weights)
+    }
+
+    fn drawn(specs: Vec<TensorSpec>, dtype: DType, seed: u64) -> Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let (mut tensors, mut drawn) = (Vec::new(), 0);
-        for spec in TensorSpec::all(config) {
+        for spec in specs {
             let elements: usize = spec.shape.iter().product();
             let per_word = size_of::<u64>() / dtype.bytes();
             let mut words = vec![0_u64; elements.div_ceil(per_word)].into_boxed_slice();
@@ -84,6 +120,30 @@ fn symmetric(seed: u64, draw: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_layers_have_the_memory_of_one() {
+        let config = Config::from_slice(
+            br#"{"model_type": "llama", "vocab_size": 50, "hidden_size": 16,
+                 "intermediate_size": 24, "num_hidden_layers": 12, "num_attention_heads": 2,
+                 "max_position_embeddings": 32, "hidden_act": "silu"}"#,
+            "config.json",
+        )
+        .unwrap();
+        let all = Weights::random_of_one_layer(&config, DType::F32, 5).unwrap();
+        let one = Config { num_hidden_layers: 1, ..config.clone() };
+        let one = Weights::random(&one, DType::F32, 5).unwrap();
+        for spec in TensorSpec::all(&config) {
+            let name = spec.first_layers().unwrap_or_else(|| spec.name.clone());
+            let (found, wanted) = (all.tensor(&spec.name).unwrap(), one.tensor(&name).unwrap());
+            assert_eq!((found.shape(), found.bytes()), (wanted.shape(), wanted.bytes()), "{name}");
+            assert_eq!(
+                found.bytes().as_ptr(),
+                all.tensor(&name).unwrap().bytes().as_ptr(),
+                "{name}"
+            );
+        }
+    }
 
     #[test]
     fn parts_of_any_size_give_the_elements_of_one_pass() {

@@ -126,6 +126,12 @@ impl TensorSpec {
         }
         all
     }
+
+    /// The name of the first layer's tensor of this kind; `None` for a tensor of no layer.
+    pub(crate) fn first_layers(&self) -> Option<String> {
+        let (_, rest) = self.name.strip_prefix("model.layers.")?.split_once('.')?;
+        Some(format!("model.layers.0.{rest}"))
+    }
 }
 
 /// The bytes of one safetensors file, mapped or in memory. A clone shares them.
@@ -456,6 +462,13 @@ impl Weights {
         };
         let tensors = tensors.into_iter().map(tensor).collect();
         Self { tensors, notices: Vec::new() }
+    }
+
+    /// Gives a tensor, if it is there, a second name. Both have the same bytes.
+    pub(crate) fn share(&mut self, from: &str, name: String) {
+        if let Some(tensor) = self.tensors.get(from).cloned() {
+            self.tensors.insert(name, tensor);
+        }
     }
 
     fn from_sources(sources: Vec<Source>, index: Option<&Index>, config: &Config) -> Result<Self> {

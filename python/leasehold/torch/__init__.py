@@ -99,7 +99,13 @@ def _need_unused() -> int:
     return count
 
 
-def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[bool] = None) -> None:
+def enable(
+    policy: str = "balanced",
+    budget: Budget = None,
+    *,
+    plugin: Optional[bool] = None,
+    shareable: bool = False,
+) -> None:
     """Makes Leasehold PyTorch's allocator of CUDA memory, for the rest of the process.
 
     It comes before the first CUDA tensor. A second call with the same options does nothing. The
@@ -114,6 +120,9 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
         plugin: True for PyTorch's plug-in interface, which needs no compiler and has less
             (`docs/how-to/pytorch.md` has the table). None takes it, with a warning, only where the
             extension cannot be built. False never takes it.
+        shareable: True lets `torch.multiprocessing` send CUDA tensors to other processes, which
+            see the same memory. Memory then comes in whole segments, which are never moved: more
+            of it may lie unused. The plug-in interface cannot do it.
 
     Raises:
         UnavailableError: there is no CUDA.
@@ -122,7 +131,9 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
         InvalidArgumentError: an option is wrong.
     """
     global _options
-    wanted = {"policy": policy, "budget": budget}
+    wanted = {"policy": policy, "budget": budget, "shareable": shareable}
+    if shareable and plugin:
+        raise InvalidArgumentError("PyTorch's plug-in interface shares no tensors: leave plugin out")
     number, limit = _policy(policy), _bytes(budget)
     with _lock:
         if _options is not None:
@@ -134,6 +145,8 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
         _need_cuda()
         devices = _need_unused()
         extension = None
+        if shareable:
+            plugin = False
         if not plugin:
             try:
                 extension = _build.load()
@@ -147,7 +160,11 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
                     stacklevel=2,
                 )
         if extension is not None:
-            extension.install(_library_path(), limit, number, devices)
+            extension.install(_library_path(), limit, number, devices, shareable)
+            if shareable:
+                from leasehold.torch import _share
+
+                _share.install(wanted)
         else:
             _plugin.install(_library_path(), limit, number)
         _options = wanted

@@ -30,6 +30,8 @@ class Enable(unittest.TestCase):
         for budget in ("many", 0, -1, 1 << 64):
             with self.assertRaisesRegex(leasehold.InvalidArgumentError, "budget"):
                 leasehold.torch.enable(budget=budget)
+        with self.assertRaisesRegex(leasehold.InvalidArgumentError, "plug-in"):
+            leasehold.torch.enable(shareable=True, plugin=True)
         self.assertEqual(leasehold.torch._bytes("1.5GiB"), 3 << 29)
         with self.assertRaises(KeyError):
             leasehold.torch.suspend("none")

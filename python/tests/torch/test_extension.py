@@ -99,9 +99,17 @@ class Extension(unittest.TestCase):
         block = self.t.raw_alloc(MIB, 0)
         with self.assertRaisesRegex(RuntimeError, "granules without handles.*share_memory_"):
             self.t.share(block)
-        with self.assertRaisesRegex(RuntimeError, "its own memory only.*share_memory_"):
+        with self.assertRaisesRegex(RuntimeError, "without its descriptor.*share_memory_"):
             self.t.open_shared("a handle")
         self.t.raw_delete(block)
+
+    def test_shared_block(self):
+        """A block is the same memory in two processes, whose allocators are shareable."""
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "share_program.py")
+        done = subprocess.run([sys.executable, program, simulated()], text=True, timeout=300,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("ok: shared", done.stdout)
 
     def test_pools(self):
         t, pool = self.t, (0, 5)

@@ -22,6 +22,11 @@
 //!
 //! An abort ends calls as NCCL does: without an error, and with garbage in their memory.
 //!
+//! # Windows
+//! A window is a whole mapping of shareable memory. The machine reports ([`ReportKind::Misuse`])
+//! one over other memory, and one whose memory went before it. Calls in windows have the values
+//! that they have elsewhere; [`SimCollectives::windowed`] counts them.
+//!
 //! # Faults
 //! The library's functions are counted under NCCL's names, and a fault plan may fail, delay or hang
 //! them ([`leasehold_sim::FaultPlan`]): `ncclCommInitRank`, `ncclGroupEnd`, `ncclCommAbort`,
@@ -82,6 +87,8 @@ struct Library {
     native: Native,
     /// Distinguishes the libraries of a process.
     serial: u64,
+    /// Calls that were in windows.
+    windowed: AtomicU64,
 }
 
 /// The streams that calls are given to.
@@ -114,7 +121,14 @@ impl SimCollectives {
 
     fn of(machine: Monitor, native: Native) -> Self {
         let serial = MADE.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Library { machine, native, serial }))
+        Self(Arc::new(Library { machine, native, serial, windowed: AtomicU64::new(0) }))
+    }
+
+    /// Calls of all ranks so far whose memory was in windows. A call of a graph counts as often as
+    /// the backend makes it.
+    #[must_use]
+    pub fn windowed(&self) -> u64 {
+        self.0.windowed.load(Ordering::Relaxed)
     }
 
     /// The machine: reports, faults and time.
@@ -171,7 +185,13 @@ impl CollectiveOps for SimCollectives {
         let name = place.name.as_str();
         let (size, rank) = (place.size, place.rank);
         let comm = machine.comm_join(&CommJoin { key, name, size, rank, device })?;
-        let part = Part { library: library.clone(), comm, device, aborted: Mutex::default() };
+        let part = Part {
+            library: library.clone(),
+            comm,
+            device,
+            aborted: Mutex::default(),
+            windows: Mutex::default(),
+        };
         if let Err(e) = machine.comm_wait(comm, Some(place.limit)) {
             part.leave();
             return Err(e);
@@ -186,6 +206,8 @@ struct Part {
     comm: CommId,
     device: u32,
     aborted: Mutex<Option<Error>>,
+    /// Addresses and bytes.
+    windows: Mutex<Vec<(u64, u64)>>,
 }
 
 impl Part {
@@ -205,6 +227,30 @@ impl Part {
     }
 }
 
+impl Part {
+    /// Counts calls in windows, and reports windows without memory.
+    fn look_at_windows(&self, calls: &[Call<'_>]) {
+        let machine = &self.library.machine;
+        let windows = self.windows.lock();
+        for &(addr, bytes) in
+            windows.iter().filter(|(addr, bytes)| !machine.is_shared(*addr, *bytes))
+        {
+            machine.misused(format!(
+                "a call while a window of {bytes} bytes at {addr:#x} has no memory"
+            ));
+        }
+        let inside = |b: leasehold::backend::Binding| {
+            windows.iter().any(|&(at, len)| at <= b.addr && b.addr + b.len <= at + len)
+        };
+        let inside = |call: &&Call<'_>| {
+            let mut sides = [call.src, call.dst].into_iter().flatten().peekable();
+            sides.peek().is_some() && sides.all(inside)
+        };
+        let count = calls.iter().filter(inside).count() as u64;
+        self.library.windowed.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
 impl Communicator for Part {
     unsafe fn enqueue(&self, stream: u64, calls: &[Call<'_>]) -> Result<()> {
         if let Some(cause) = self.aborted.lock().clone() {
@@ -215,6 +261,7 @@ impl Communicator for Part {
         // Two threads that do not take turns meet here more often.
         thread::yield_now();
         machine.note(self.device, "ncclGroupEnd")?;
+        self.look_at_windows(calls);
         let meet = Meet { comm: self.comm, calls: calls.iter().map(call).collect::<Result<_>>()? };
         match native {
             Native::Queues(machine) => machine.enqueue(QueueId(stream), Command::Meet(meet)),
@@ -235,6 +282,35 @@ impl Communicator for Part {
         let status = self.note("ncclCommGetAsyncError");
         let own = self.aborted.lock().clone();
         own.or_else(|| status.and_then(|()| self.library.machine.comm_status(self.comm)).err())
+    }
+
+    unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
+        self.note("ncclCommWindowRegister")?;
+        let machine = &self.library.machine;
+        if !machine.is_shared(addr, bytes) {
+            machine.misused(format!(
+                "a window of {bytes} bytes at {addr:#x}, which are not one segment of shareable memory"
+            ));
+            return Err(Error::invalid("a window needs one whole segment of shareable memory"));
+        }
+        self.windows.lock().push((addr, bytes));
+        Ok(addr)
+    }
+
+    fn deregister(&self, window: u64) -> Result<()> {
+        self.note("ncclCommWindowDeregister")?;
+        let mut windows = self.windows.lock();
+        let found = windows.iter().position(|(addr, _)| *addr == window);
+        let machine = &self.library.machine;
+        let Some(found) = found else {
+            machine.misused(format!("the end of a window at {window:#x}, which there is not"));
+            return Err(Error::invalid("a window that was not registered"));
+        };
+        let (addr, bytes) = windows.swap_remove(found);
+        if !machine.is_shared(addr, bytes) {
+            machine.misused(format!("memory of {bytes} bytes at {addr:#x} went before its window"));
+        }
+        Ok(())
     }
 
     fn destroy(&self) -> Result<()> {

@@ -6,9 +6,8 @@ use crate::case::{Outcome, Stop, failed, skipped};
 use crate::env::Env;
 use crate::factory::Ranks;
 use crate::variant::Mode;
-use half::{bf16, f16};
 use leasehold::{Array, Error, HostTimeline, Result, Runtime, Stream, Timepoint};
-use leasehold_collective::{CollectiveOps, Comm, CommConfig, Element, Reduce, World};
+use leasehold_collective::{CollectiveOps, Comm, CommConfig, Element, World};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,62 +132,6 @@ impl Drop for Gate {
         // A timeline of the host's takes any later value.
         let _ = self.timeline.signal(self.value);
     }
-}
-
-/// A type whose reductions the model knows.
-pub(crate) trait Value: Element + fmt::Debug + PartialEq {
-    /// The number of this type for a small whole number.
-    fn of(number: f64) -> Self;
-}
-
-macro_rules! values {
-    ($($rust:ty = $of:expr;)*) => {
-        $(impl Value for $rust {
-            fn of(number: f64) -> Self {
-                $of(number)
-            }
-        })*
-    };
-}
-values! {
-    i8 = |n| n as i8;
-    u8 = |n| n as u8;
-    i16 = |n| n as i16;
-    u16 = |n| n as u16;
-    i32 = |n| n as i32;
-    u32 = |n| n as u32;
-    i64 = |n| n as i64;
-    u64 = |n| n as u64;
-    f16 = f16::from_f64;
-    bf16 = bf16::from_f64;
-    f32 = |n| n as f32;
-    f64 = |n| n;
-}
-
-/// A rank's element: 1, 2 or 3, so that sums and products of a few ranks are exact in every type.
-fn number(rank: u32, i: usize) -> f64 {
-    let i = i as u32;
-    f64::from((rank * (i % 5) + i + i / 7) % 3 + 1)
-}
-
-/// A rank's elements.
-pub(crate) fn own<T: Value>(rank: u32, from: usize, count: usize) -> Vec<T> {
-    (from..from + count).map(|i| T::of(number(rank, i))).collect()
-}
-
-/// The reduction of all ranks' elements.
-pub(crate) fn reduced<T: Value>(size: u32, how: Reduce, from: usize, count: usize) -> Vec<T> {
-    let reduce = |i| {
-        let all = (0..size).map(|rank| number(rank, i));
-        match how {
-            Reduce::Sum => all.sum(),
-            Reduce::Product => all.product(),
-            Reduce::Least => all.fold(f64::INFINITY, f64::min),
-            Reduce::Largest => all.fold(0.0, f64::max),
-            Reduce::Average => all.sum::<f64>() / f64::from(size),
-        }
-    };
-    (from..from + count).map(|i| T::of(reduce(i))).collect()
 }
 
 /// Runs a program with a communicator as each of at most this many ranks.

@@ -544,7 +544,9 @@ impl DeviceOps for SimDriver {
             memory_pools: self.config.memory_pools,
             stream_words: self.config.stream_words,
             unified_addressing: true,
-            fd_handles: false,
+            fd_handles: self.config.vmm,
+            fabric_handles: false,
+            rdma: false,
             green_contexts: false,
         })
     }

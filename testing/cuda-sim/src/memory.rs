@@ -10,6 +10,7 @@ use leasehold_cuda::driver::ops::{
     HostFlags, MemoryOps, NativeMemory, NativeMemoryInfo, NativeStream,
 };
 use leasehold_sim::GRANULARITY;
+use std::os::fd::OwnedFd;
 
 /// Limits of a launch, as on a device of capability 9.0.
 pub(super) const BLOCK_THREADS: u32 = 1024;
@@ -187,6 +188,43 @@ impl MemoryOps for SimDriver {
         self.needs_vmm(API)?;
         granular(API, bytes)?;
         let id = self.answer(API, scope, bytes, self.machine.create(ordinal, bytes))?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        tables.pieces.insert(handle, Piece { id, bytes });
+        Ok(NativeMemory(handle))
+    }
+
+    fn shared_granularity(&self, ordinal: u32) -> Result<u64> {
+        self.granularity(ordinal)
+    }
+
+    fn shared_memory_create(&self, ordinal: u32, bytes: u64) -> Result<NativeMemory> {
+        const API: &str = "cuMemCreate";
+        let scope = self.enter(API)?;
+        self.check_ordinal(API, ordinal)?;
+        self.needs_vmm(API)?;
+        granular(API, bytes)?;
+        let id = self.answer(API, scope, bytes, self.machine.create_shared(ordinal, bytes))?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        tables.pieces.insert(handle, Piece { id, bytes });
+        Ok(NativeMemory(handle))
+    }
+
+    unsafe fn memory_export(&self, memory: NativeMemory) -> Result<OwnedFd> {
+        const API: &str = "cuMemExportToShareableHandle";
+        let scope = self.enter(API)?;
+        let piece = self.lock().pieces.get(&memory.0).copied();
+        let piece = piece.ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        self.answer(API, scope, 0, self.machine.export(piece.id))
+    }
+
+    fn memory_import(&self, descriptor: OwnedFd) -> Result<NativeMemory> {
+        const API: &str = "cuMemImportFromShareableHandle";
+        let scope = self.enter(API)?;
+        self.needs_vmm(API)?;
+        let imported = self.machine.import(scope.device, descriptor);
+        let (id, bytes) = self.answer(API, scope, 0, imported)?;
         let mut tables = self.lock();
         let handle = tables.handle();
         tables.pieces.insert(handle, Piece { id, bytes });

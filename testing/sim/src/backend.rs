@@ -8,12 +8,13 @@ use crate::manager::device::{Common, DeviceManager, DeviceState};
 use crate::manager::graph::GraphState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
 use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
     Backend, BackendKind, Caps, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
-    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
-    TimestampQuery,
+    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Sharing, Stream,
+    StreamDesc, TimestampQuery,
 };
 use std::any::Any;
 use std::time::Duration;
@@ -141,6 +142,10 @@ unsafe impl Device for DeviceState {
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         allocator::backing(self, kind)
+    }
+
+    fn sharing(&self) -> Result<Arc<dyn Sharing>> {
+        Ok(allocator::shareable::of(self))
     }
 
     /// The device has one priority, to which every priority is clamped.

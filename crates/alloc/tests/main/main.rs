@@ -43,6 +43,27 @@ fn free_in_use(stream: &VirtualStream, block: Lease<Buffer>) -> u64 {
     end.value()
 }
 
+/// Waits until an allocator that nobody holds has given everything back to its device. Its streams
+/// are done. Any allocator's call destroys it: this one's, or that of another test, which may be at
+/// it now.
+#[track_caller]
+fn given_back(fake: &FakeBacking) {
+    drain_until(|| fake.outstanding() == (0, 0, 0, 0));
+    assert_eq!(fake.outstanding(), (0, 0, 0, 0));
+}
+
+/// Calls an allocator until something is so, for ten seconds at most.
+fn drain_until(so: impl Fn() -> bool) {
+    let (other, begun) = (Bench::new(4 * MIB), std::time::Instant::now());
+    loop {
+        other.allocator.drain();
+        if so() || begun.elapsed().as_secs() >= 10 {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// An allocator over a fake device, and a stream.
 struct Bench {
     fake: FakeBacking,

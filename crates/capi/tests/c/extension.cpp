@@ -28,7 +28,7 @@ int ask(void *context, uintptr_t stream) {
 } // namespace
 
 int main() {
-    leasehold_device_options options = {sizeof options, 32 << 20, LEASEHOLD_POLICY_COMPACT, 0};
+    leasehold_device_options options = {sizeof options, 32 << 20, LEASEHOLD_POLICY_COMPACT, 0, 0};
     leasehold_device device = 0;
     check(leasehold_device_open("sim-cuda:0", &options, &device));
     uintptr_t stream = 0;

@@ -165,7 +165,7 @@ static int place_of(leasehold_pool pool) {
 }
 
 static void open_device(int at, uint64_t *state) {
-    leasehold_device_options options = {sizeof options, 0, (uint32_t)(next(state) % 3), (uint32_t)(next(state) % 3 * 100)};
+    leasehold_device_options options = {sizeof options, 0, (uint32_t)(next(state) % 3), (uint32_t)(next(state) % 3 * 100), 0};
     leasehold_device device = 0;
     int i;
     if (CALL(FINE, device_open, at == 2 && simulated ? "sim-cuda:1" : name, &options, &device) != LEASEHOLD_OK) {

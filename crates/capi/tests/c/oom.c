@@ -55,7 +55,7 @@ static void visit(void *context, const leasehold_block *block) {
 
 /* Makes a call. What it returns is a status that its caller understands. */
 static int go(int call, leasehold_device device, leasehold_pool pool, void *held) {
-    leasehold_device_options traced = {sizeof traced, 0, 0, 1 << 24};
+    leasehold_device_options traced = {sizeof traced, 0, 0, 1 << 24, 0};
     leasehold_device other = 0;
     leasehold_pool made = 0;
     char *text = NULL;

@@ -51,7 +51,7 @@ bool has(const std::string &text, const char *part) { return text.find(part) != 
 
 int main() {
     constexpr ptrdiff_t MIB = 1 << 20;
-    leasehold_device_options options = {sizeof options, 32 * MIB, LEASEHOLD_POLICY_BALANCED, 0};
+    leasehold_device_options options = {sizeof options, 32 * MIB, LEASEHOLD_POLICY_BALANCED, 0, 0};
     leasehold_device device = 0;
     check(leasehold_device_open("sim-cuda:0", &options, &device) == LEASEHOLD_OK, "open");
     check(leasehold_plugin_set_device(0, device) == LEASEHOLD_OK, "set_device");

@@ -24,7 +24,7 @@ static int passing(leasehold_device device, size_t bytes) {
 }
 
 int main(void) {
-    leasehold_device_options options = {sizeof options, 64 << 20, 0, 0};
+    leasehold_device_options options = {sizeof options, 64 << 20, 0, 0, 0};
     leasehold_stats stats = {.size = sizeof stats};
     leasehold_device device;
     uintptr_t own;

@@ -59,7 +59,7 @@ static void free_all(void **guests, size_t count) {
 }
 
 static void sleep_and_wake(uint64_t budget, uint32_t flags, uint32_t keep) {
-    leasehold_device_options options = {sizeof options, budget, LEASEHOLD_POLICY_BALANCED, 0};
+    leasehold_device_options options = {sizeof options, budget, LEASEHOLD_POLICY_BALANCED, 0, 0};
     leasehold_pool_options settings = {sizeof settings, "weights", LEASEHOLD_POLICY_BALANCED, LEASEHOLD_POOL_SUSPENDABLE};
     leasehold_pool_options movable = {sizeof movable, "cache", LEASEHOLD_POLICY_BALANCED, LEASEHOLD_POOL_MOVABLE};
     leasehold_pool pool, cache;

@@ -51,16 +51,27 @@ fn build(compiler: &str, flags: &[&str], source: &Path, name: &str) -> PathBuf {
     program
 }
 
+/// The headers of C.
+const HEADERS: [&str; 2] = ["include/leasehold.h", "include/leasehold_runtime.h"];
+
+/// The texts of both headers.
+fn headers() -> String {
+    HEADERS.map(|header| std::fs::read_to_string(root().join(header)).unwrap()).concat()
+}
+
 #[test]
-fn the_header_is_c11_and_cpp17() {
-    let header = root().join("include/leasehold.h");
-    for (tool, std, language) in [("gcc", "-std=c11", "c"), ("g++", "-std=c++17", "c++")] {
-        if have(tool) {
+fn the_headers_are_c11_and_cpp17() {
+    let languages = [("gcc", "clang", "-std=c11", "c"), ("g++", "clang++", "-std=c++17", "c++")];
+    for (one, other, std, language) in languages {
+        for tool in [one, other].into_iter().filter(|tool| have(tool)) {
             let flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x"];
-            for more in [[].as_slice(), &["-DLEASEHOLD_SIM"]] {
-                let mut command = Command::new(tool);
-                command.arg(std).args(flags).arg(language).args(more).arg(&header);
-                succeed(&mut command);
+            let cpp = (language == "c++").then_some("include/leasehold.hpp");
+            for header in HEADERS.into_iter().chain(cpp) {
+                for more in [[].as_slice(), &["-DLEASEHOLD_SIM"]] {
+                    let mut command = Command::new(tool);
+                    command.arg(std).args(flags).arg(language).args(more);
+                    succeed(command.arg(root().join(header)));
+                }
             }
         }
     }
@@ -68,10 +79,12 @@ fn the_header_is_c11_and_cpp17() {
 
 /// The source of the ABI, without documentation.
 fn source() -> String {
-    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let read = |file: PathBuf| std::fs::read_to_string(file).unwrap();
     let files =
-        ["src/ffi.rs", "src/plugin.rs", "../../testing/capi-sim/src/lib.rs", "src/status.rs"];
-    let text = files.map(read).concat();
+        ["src/plugin.rs", "../../testing/capi-sim/src/lib.rs", "src/status.rs", "src/callback.rs"];
+    let rooms = std::fs::read_dir(root().join("src/ffi")).unwrap().map(|room| room.unwrap().path());
+    let text: String =
+        files.map(|file| root().join(file)).into_iter().chain(rooms).map(read).collect();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     code.collect::<Vec<_>>().join("\n").replace("\"C-unwind\"", "\"C\"")
 }
@@ -183,11 +196,10 @@ fn declared(header: &str) -> Vec<String> {
 
 #[test]
 fn the_header_declares_what_the_library_exports() {
-    let header = std::fs::read_to_string(root().join("include/leasehold.h")).unwrap();
-    let (declared, source) = (declared(&header), source());
+    let (declared, source) = (declared(&headers()), source());
     let names: Vec<_> = prototypes(&source).into_iter().map(|(name, _)| name).collect();
     assert_eq!(declared, names);
-    assert!(declared.len() >= 40, "{declared:?}");
+    assert!(declared.len() >= 100, "{declared:?}");
     let plain: Vec<_> =
         names.iter().filter(|n| !n.starts_with("leasehold_sim_")).cloned().collect();
     for (library, names) in [("leasehold_capi", plain), ("leasehold_capi_sim", names)] {
@@ -213,7 +225,7 @@ fn functions_structs_and_numbers_are_those_of_the_header() {
         return;
     }
     let source = source();
-    let mut text = "#define LEASEHOLD_SIM\n#include \"leasehold.h\"\n".to_owned();
+    let mut text = "#define LEASEHOLD_SIM\n#include \"leasehold_runtime.h\"\n".to_owned();
     // A declaration of another type is an error.
     prototypes(&source).iter().for_each(|(_, prototype)| text += prototype);
     let mut structs = 0;
@@ -250,18 +262,26 @@ fn functions_structs_and_numbers_are_those_of_the_header() {
     for line in source.lines().filter_map(|line| line.strip_prefix("pub const ")) {
         let (name, number) = line.split_once(": ").unwrap();
         let number = number.split_once("= ").unwrap().1.trim_end_matches(';');
+        let number = number.replace("u64::MAX", "UINT64_MAX");
         let prefix = if name.starts_with("LEASEHOLD_") { "" } else { "LEASEHOLD_" };
         text += &format!("_Static_assert({prefix}{name} == {number}, \"{name}\");\n");
         numbers += 1;
     }
-    let defined = std::fs::read_to_string(root().join("include/leasehold.h")).unwrap();
+    let defined = headers();
     let defined = defined.lines().filter(|l| l.starts_with("#define LEASEHOLD_")).count();
-    // The include guard is a name too.
-    assert_eq!((structs, numbers), (5, defined - 1));
+    // The include guards are names too.
+    assert_eq!((structs, numbers), (21, defined - HEADERS.len()));
     let file = scratch("header").with_extension("c");
     std::fs::write(&file, text).unwrap();
     let flags = ["-std=c11", "-Wall", "-Werror", "-fsyntax-only"];
     succeed(Command::new("gcc").args(flags).arg("-I").arg(root().join("include")).arg(file));
+}
+
+/// Runs a program without an invalid access, and with nothing lost.
+fn valgrind(program: &Path, argument: &str) {
+    let flags = ["--quiet", "--error-exitcode=9", "--leak-check=full"];
+    let kinds = ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
+    succeed(Command::new("valgrind").args(flags).args(kinds).arg(program).arg(argument));
 }
 
 /// The example, on the CPU and on a simulated device, and under valgrind where tools are mandatory;
@@ -279,9 +299,7 @@ fn programs_in_c_run() {
         assert!(text.trim_end().ends_with("ok"), "{text}");
     }
     if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() && have("valgrind") {
-        let flags = ["--quiet", "--error-exitcode=9", "--leak-check=full"];
-        let kinds = ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
-        succeed(Command::new("valgrind").args(flags).args(kinds).arg(&program).arg("cpu:0"));
+        valgrind(&program, "cpu:0");
     }
     for name in ["streams", "wake", "fork", "oom"] {
         let source = root().join(format!("tests/c/{name}.c"));
@@ -293,10 +311,69 @@ fn programs_in_c_run() {
     for arguments in [["20000", "6", "1", "cpu:0"], ["6000", "4", "1", "sim-cuda:0"]] {
         succeed(Command::new(&program).args(arguments));
     }
+    let source = root().join("tests/c/fuzz_runtime.c");
+    let program = build("gcc", &["-std=c11", "-pthread", "-O1"], &source, "fuzz_runtime");
+    for arguments in [["20000", "6", "1", "cpu:0"], ["10000", "4", "1", "sim-cuda:0"]] {
+        succeed(Command::new(&program).args(arguments));
+    }
     if have("g++") {
         for name in ["extension", "plugin"] {
             let source = root().join(format!("tests/c/{name}.cpp"));
             succeed(&mut Command::new(build("g++", &["-std=c++17"], &source, name)));
         }
     }
+}
+
+/// The runtime's functions, from C and C++ by two compilers each, on the CPU and on a simulated
+/// device.
+#[test]
+fn programs_of_the_runtime_run() {
+    if !library().join("libleasehold_capi_sim.so").exists() {
+        return;
+    }
+    let (c, cpp) = ("-std=c11", "-std=c++17");
+    let compilers = [("gcc", c), ("clang", c), ("g++", cpp), ("clang++", cpp)];
+    for (compiler, standard) in compilers.into_iter().filter(|(compiler, _)| have(compiler)) {
+        let (tests, example) = match standard == c {
+            true => (&["runtime.c", "runtime_misuse.c"][..], "runtime.c"),
+            false => (&["runtime.cpp"][..], "mlp.cpp"),
+        };
+        let tests = tests.iter().map(|name| root().join("tests/c").join(name));
+        let example = root().join("../../examples/c").join(example);
+        for source in tests.chain([example]) {
+            let name = format!("{compiler}-{}", source.file_name().unwrap().to_string_lossy());
+            let program = build(compiler, &[standard, "-pthread"], &source, &name);
+            for device in ["cpu:0", "sim-cuda:0"] {
+                let output = succeed(Command::new(&program).arg(device));
+                let text = String::from_utf8(output.stdout).unwrap();
+                assert!(text.trim_end().ends_with("ok"), "{name}: {text}");
+            }
+            let strict = std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some();
+            if strict && compiler.starts_with('g') && have("valgrind") {
+                valgrind(&program, "cpu:0");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_function_of_the_runtime_is_used_rightly_and_wrongly() {
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let functions = declared(&read("include/leasehold_runtime.h"));
+    assert!(functions.len() > 60, "{functions:?}");
+    for program in ["tests/c/runtime.c", "tests/c/runtime_misuse.c"] {
+        let text = read(program);
+        let unused: Vec<_> =
+            functions.iter().filter(|name| !text.contains(&format!("{name}("))).collect();
+        assert!(unused.is_empty(), "{program}: {unused:?}");
+    }
+    let (random, wrapper) = (read("tests/c/fuzz_runtime.c"), read("include/leasehold.hpp"));
+    let called = |name: &&String| {
+        let short = name.strip_prefix("leasehold_").unwrap();
+        random.contains(&format!("({short},"))
+    };
+    assert_eq!(functions.iter().filter(|name| !called(name)).count(), 0);
+    // The blocking upload, retains and releases are in other words there.
+    let wrapped = functions.iter().filter(|name| wrapper.contains(&***name)).count();
+    assert!(wrapped + 3 >= functions.len(), "{wrapped} of {}", functions.len());
 }

@@ -6,6 +6,7 @@ mod closing;
 mod misuse;
 mod plugin;
 mod pools;
+mod share;
 mod streams;
 
 use leasehold_capi::ffi::*;
@@ -70,6 +71,7 @@ impl Device {
             budget,
             policy,
             trace_events: 0,
+            flags: 0,
         };
         let mut device = 0;
         // SAFETY: the pointers are to locals.

@@ -166,7 +166,8 @@ fn a_trace_without_room_is_refused() {
     for device in [c"cpu:0", c"sim-cuda:0"] {
         for trace_events in [(1 << 24) + 1, u32::MAX] {
             let size = size_of::<LeaseholdDeviceOptions>();
-            let options = LeaseholdDeviceOptions { size, budget: 0, policy: 0, trace_events };
+            let options =
+                LeaseholdDeviceOptions { size, budget: 0, policy: 0, trace_events, flags: 0 };
             let mut opened = 0;
             // SAFETY: the pointers are to locals.
             let status = unsafe { leasehold_device_open(device.as_ptr(), &options, &mut opened) };

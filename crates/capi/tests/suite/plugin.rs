@@ -109,7 +109,8 @@ fn wrong_calls_of_the_plug_in() {
     }
     assert_eq!(leasehold_plugin_set_device(0, 77), INVALID_ARGUMENT);
     assert_eq!(leasehold_plugin_set_device(-1, 0), INVALID_ARGUMENT);
-    let wrong = LeaseholdDeviceOptions { size: 24, budget: 0, policy: 9, trace_events: 0 };
+    let wrong =
+        LeaseholdDeviceOptions { size: 24, budget: 0, policy: 9, trace_events: 0, flags: 0 };
     let mut found = 1;
     // SAFETY: the pointers are null or to locals.
     unsafe {

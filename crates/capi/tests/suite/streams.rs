@@ -262,6 +262,7 @@ fn a_report_is_a_page_about_the_devices_memory() {
         budget: 64 * MIB as u64,
         policy: 0,
         trace_events: 1000,
+        flags: 0,
     };
     let mut handle = 0;
     // SAFETY: the pointers are to locals.

@@ -33,6 +33,10 @@ struct FilesArguments {
     /// Random weights of the shape of `--config`, in the type that it names, or else bf16
     #[arg(long, requires = "config")]
     random_weights: bool,
+    /// All layers have the first one's random weights: for a model that the host's memory does not
+    /// hold
+    #[arg(long, requires = "random_weights")]
+    equal_layers: bool,
     /// The seed of the random weights
     #[arg(long, requires = "random_weights", default_value_t = 1)]
     seed: u64,
@@ -45,9 +49,22 @@ impl FilesArguments {
         let config = Config::from_file(path)?;
         let dtype = config.dtype.unwrap_or(DType::Bf16);
         let name = format!("{} with random weights", path.display());
-        let need = config.parameter_count().saturating_mul(dtype.bytes() as u64);
-        host::needs(&name, need, "take a smaller shape")?;
-        let weights = Weights::random(&config, dtype, self.seed)?;
+        let needs = |config: &Config, cure: &str| {
+            let need = config.parameter_count().saturating_mul(dtype.bytes() as u64);
+            host::needs(&name, need, cure)
+        };
+        let weights = if self.equal_layers {
+            let mut one = config.clone();
+            one.num_hidden_layers = one.num_hidden_layers.min(1);
+            needs(&one, "take a smaller shape")?;
+            Weights::random_of_one_layer(&config, dtype, self.seed)?
+        } else {
+            needs(
+                &config,
+                "take a smaller shape, or --equal-layers on a device with memory of its own",
+            )?;
+            Weights::random(&config, dtype, self.seed)?
+        };
         Ok(Files::without_text(name, config, weights))
     }
 

@@ -3,7 +3,8 @@
 //!
 //! Rank 0 has the whole model too, on its own device. The two take turns: while rank 0 measures the
 //! whole model, the others wait at the store, and use no device. All runs are replayed graphs.
-//! Before the timing, the logits of the two are compared.
+//! Before the timing, the logits of the two are compared. If rank 0's device does not hold the
+//! whole model beside its part, the ranks are measured alone.
 
 use crate::commands::arguments::{DecodeArguments, Subject};
 use crate::commands::bench_batch::{Runs, difference, tolerance};
@@ -35,16 +36,24 @@ struct Report {
     weight_bytes: u64,
     /// Those of a rank.
     part_bytes: u64,
-    one_rank: Rates,
     all_ranks: Rates,
+    /// `null` if one rank's device does not hold the model.
+    #[serde(flatten)]
+    beside: Beside,
+}
+
+/// All ranks beside one.
+#[derive(Debug, Default, Serialize)]
+struct Beside {
+    one_rank: Option<Rates>,
     /// Decoded tokens per second of all ranks over those of one: the median of the pairs of runs.
-    ratio: f64,
+    ratio: Option<f64>,
     /// The same of prompts.
-    prompt_ratio: f64,
+    prompt_ratio: Option<f64>,
     /// The largest difference of a logit from one rank's, relative to the largest logit there.
-    logits_differ_from_one_rank: f64,
+    logits_differ_from_one_rank: Option<f64>,
     /// Sequences whose logits were compared: those that drew the same first token on one rank.
-    sequences_compared: usize,
+    sequences_compared: Option<usize>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -66,9 +75,9 @@ struct Measured {
     library: String,
     one_rank: Vec<Rates>,
     all_ranks: Vec<Rates>,
-    differ: f64,
-    /// Sequences whose logits were compared.
-    compared: usize,
+    /// How far logits differ from one rank's, and the sequences that were compared; `None` without
+    /// the whole model.
+    compared: Option<(f64, usize)>,
 }
 
 /// The first logits of a sequence.
@@ -131,14 +140,26 @@ impl Bench<'_> {
         })
     }
 
+    /// Returns whether the device of a rank, which has its part, holds the whole model too.
+    fn holds_both(&self, rank: &Rank) -> Result<bool, Failure> {
+        let device = rank.runtime.raw_device();
+        let free = device.memory_info()?.free;
+        // Caches, activations and workspaces take a fraction of the weights.
+        let need = self.files.weights.total_bytes();
+        let need = need.saturating_add(need / 16);
+        Ok(device.caps().host_visible || need <= free)
+    }
+
     fn rank(&self, rank: &Rank) -> Result<Measured, Failure> {
         let (a, world) = (self.arguments, &rank.world);
-        let comm = world.comm(&rank.runtime, &rank.config("tp"))?;
+        let comm = world.comm(&rank.runtime, &rank.config("tp").sends(false))?;
         let part = load_part(&comm, self.files, a.on.dtype(), true)?;
         let whole = match world.rank() {
-            0 => Some(load(&rank.runtime, self.files, a.on.dtype(), a.on.json()).map_err(|e| {
-                e.at("the whole model, which is measured on rank 0 beside its part")
-            })?),
+            0 if self.holds_both(rank)? => {
+                Some(load(&rank.runtime, self.files, a.on.dtype(), a.on.json()).map_err(|e| {
+                    e.at("the whole model, which is measured on rank 0 beside its part")
+                })?)
+            }
             _ => None,
         };
         let whole = whole.as_ref().map(|model| self.begin(model)).transpose()?;
@@ -148,18 +169,18 @@ impl Bench<'_> {
             library: comm.library().to_owned(),
             one_rank: Vec::new(),
             all_ranks: Vec::new(),
-            differ: 0.0,
-            compared: 1,
+            compared: None,
         };
         if let Some((wanted, ..)) = &whole {
             // After another token other logits are right. Two tokens may be as likely to the last
             // digit of the type.
             let pairs =
                 logits.iter().zip(wanted).filter(|(found, wanted)| found.token == wanted.token);
-            measured.compared = pairs.clone().count();
-            measured.differ = pairs
+            let count = pairs.clone().count();
+            let differ = pairs
                 .map(|(found, wanted)| difference(&found.logits, &wanted.logits))
                 .fold(0.0, f64::max);
+            measured.compared = Some((differ, count));
         }
         for turn in 0..a.repeat {
             if let Some((_, runs, starting)) = &whole {
@@ -195,6 +216,32 @@ fn median(all: &[Rates]) -> Rates {
 fn ratio(measured: &Measured, of: fn(&Rates) -> f64) -> f64 {
     let pairs = measured.all_ranks.iter().zip(&measured.one_rank);
     percentile(&pairs.map(|(all, one)| of(all) / of(one)).collect::<Vec<_>>(), 0.5)
+}
+
+/// All ranks beside one, where that was measured.
+///
+/// # Errors
+/// If the two gave other logits, or none that can be compared.
+fn beside(measured: &Measured, ranks: u32, limit: f64) -> Result<Beside, Failure> {
+    let Some((differ, compared)) = measured.compared else { return Ok(Beside::default()) };
+    if compared == 0 {
+        return Err(Failure::new(format!(
+            "no sequence drew the same first token on {ranks} ranks as on one; compare one sequence, without --batch"
+        )));
+    }
+    if differ > limit {
+        return Err(Failure::new(format!(
+            "{ranks} ranks gave logits that differ by {differ:.1e} of the largest one from those of \
+             one rank; the limit is {limit:.1e}"
+        )));
+    }
+    Ok(Beside {
+        one_rank: Some(median(&measured.one_rank)),
+        ratio: Some(ratio(measured, |r| r.tokens_per_s)),
+        prompt_ratio: Some(ratio(measured, |r| r.prompt_tokens_per_s)),
+        logits_differ_from_one_rank: Some(differ),
+        sequences_compared: Some(compared),
+    })
 }
 
 pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
@@ -235,22 +282,10 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
     if let Some(world) = member {
         world.close(ranks::END)?;
     }
-    if measured.compared == 0 {
-        return Err(Failure::new(format!(
-            "no sequence drew the same first token on {count} ranks as on one; compare one sequence, without --batch"
-        )));
-    }
-    if measured.differ > tolerance(a.on.dtype()) {
-        return Err(Failure::new(format!(
-            "{count} ranks gave logits that differ by {:.1e} of the largest one from those of one \
-             rank; the limit is {:.1e}",
-            measured.differ,
-            tolerance(a.on.dtype())
-        )));
-    }
     if !shows {
         return Ok(());
     }
+    let beside = beside(&measured, count, tolerance(a.on.dtype()))?;
     let report = Report {
         subject: a.on.subject(files.name.clone()),
         ranks: count,
@@ -259,12 +294,8 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
         repeat: a.repeat,
         weight_bytes: files.weights.total_bytes(),
         part_bytes: part.bytes(&files.config, &files.weights)?,
-        one_rank: median(&measured.one_rank),
         all_ranks: median(&measured.all_ranks),
-        ratio: ratio(&measured, |r| r.tokens_per_s),
-        prompt_ratio: ratio(&measured, |r| r.prompt_tokens_per_s),
-        logits_differ_from_one_rank: measured.differ,
-        sequences_compared: measured.compared,
+        beside,
         library: measured.library,
     };
     if a.on.json() { print_json(&report) } else { print(&report) }
@@ -273,10 +304,9 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
 fn print(report: &Report) -> Result<(), Failure> {
     let mut table = Table::default();
     table.head(["", "prompts", "decode", "step p50"]);
-    for (name, rates) in [
-        ("1 rank".to_owned(), &report.one_rank),
-        (format!("{} ranks", report.ranks), &report.all_ranks),
-    ] {
+    let one = report.beside.one_rank.as_ref().map(|rates| ("1 rank".to_owned(), rates));
+    let all = (format!("{} ranks", report.ranks), &report.all_ranks);
+    for (name, rates) in one.into_iter().chain([all]) {
         table.row([
             name,
             format!("{:.0} tokens/s", rates.prompt_tokens_per_s),
@@ -286,19 +316,34 @@ fn print(report: &Report) -> Result<(), Failure> {
     }
     let mut out = std::io::stdout().lock();
     write!(out, "{table}")?;
-    writeln!(
+    write!(out, "{} ranks by {}: ", report.ranks, report.library)?;
+    match (report.beside.ratio, report.beside.prompt_ratio) {
+        (Some(ratio), Some(prompts)) => writeln!(
+            out,
+            "{ratio:.2} times as many tokens/s as one rank, {prompts:.2} times in prompts of {} tokens",
+            report.subject.prompt
+        )?,
+        _ => writeln!(
+            out,
+            "prompts of {} tokens; the first rank's device does not hold the whole model",
+            report.subject.prompt
+        )?,
+    }
+    write!(
         out,
-        "{} ranks by {}: {:.2} times as many tokens/s as one rank, {:.2} times in prompts of {} tokens",
-        report.ranks, report.library, report.ratio, report.prompt_ratio, report.subject.prompt
-    )?;
-    writeln!(
-        out,
-        "the first rank has {} of {} of weights; logits of {} of {} sequences differ from one rank's by {:.1e}",
+        "the first rank has {} of {} of weights",
         bytes(report.part_bytes),
-        bytes(report.weight_bytes),
-        report.sequences_compared,
-        report.batch.map_or(1, NonZeroU32::get),
-        report.logits_differ_from_one_rank
+        bytes(report.weight_bytes)
     )?;
+    if let (Some(compared), Some(differ)) =
+        (report.beside.sequences_compared, report.beside.logits_differ_from_one_rank)
+    {
+        write!(
+            out,
+            "; logits of {compared} of {} sequences differ from one rank's by {differ:.1e}",
+            report.batch.map_or(1, NonZeroU32::get)
+        )?;
+    }
+    writeln!(out)?;
     Ok(())
 }

@@ -522,7 +522,7 @@ impl<'a> Job<'a> {
     /// A rank's part of the model, and what it computes.
     fn rank(&self, rank: &Rank, copied: bool) -> Result<Done, Failure> {
         let (world, me) = (&rank.world, rank.world.rank());
-        let comm = world.comm(&rank.runtime, &rank.config("tp"))?;
+        let comm = world.comm(&rank.runtime, &rank.config("tp").sends(false))?;
         let quiet = self.arguments.json || me > 0;
         let model = load_part(&comm, self.files, self.arguments.dtype.into(), quiet)?;
         let mut kill = |token| match self.arguments.kill {

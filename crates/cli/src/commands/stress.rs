@@ -11,7 +11,7 @@ use leasehold::{Context, DeviceId};
 use leasehold_stress::{Options, Report, Target, stress};
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -94,16 +94,53 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the programs with a progress bar.
+/// The time between two lines about progress.
+const SPOKEN: Duration = Duration::from_secs(10);
+
+/// Progress in lines, for standard errors that are no terminals and show no bar.
+struct Lines {
+    of: u64,
+    done: u64,
+    failed: u64,
+    /// The time of the next line that no failure asks for.
+    next: Instant,
+}
+
+impl Lines {
+    fn new(of: u64, now: Instant) -> Self {
+        Self { of, done: 0, failed: 0, next: now + SPOKEN }
+    }
+
+    /// The line that is due when a program has ended.
+    fn ended(&mut self, now: Instant, failed: bool) -> Option<String> {
+        self.done += 1;
+        self.failed += u64::from(failed);
+        if now < self.next || self.done == self.of {
+            return None;
+        }
+        self.next = now + SPOKEN;
+        Some(format!("{} of {} seeds, {} failed", self.done, self.of, self.failed))
+    }
+}
+
+/// Runs the programs with a progress bar, or with lines about progress.
 fn tried(options: &Options) -> Report {
+    let mut lines = Lines::new(options.seeds, Instant::now());
     let bar = ProgressBar::new(options.seeds);
     if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {wide_msg}") {
         bar.set_style(style);
     }
     let report = stress(options, |seed, failure| {
         bar.inc(1);
-        if let Some(failure) = failure {
-            bar.println(format!("seed {seed} failed: {}", failure.what));
+        let told = failure.map(|failure| format!("seed {seed} failed: {}", failure.what));
+        let due = lines.ended(Instant::now(), failure.is_some());
+        if !bar.is_hidden() {
+            told.into_iter().for_each(|told| bar.println(told));
+            return;
+        }
+        for line in told.into_iter().chain(due) {
+            // Without standard error, nobody wants to know.
+            let _ = writeln!(std::io::stderr(), "{line}");
         }
     });
     bar.finish_and_clear();
@@ -133,4 +170,21 @@ fn show(report: &Report) -> Result<(), Failure> {
         "{device}{over}: {seeds} seeds of {ops} steps on {on} in {seconds:.1} s ({rate:.0} steps/s): {failed}"
     )?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_about_progress_is_due_after_some_time_and_not_at_the_end() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut lines = Lines::new(5, begin);
+        assert_eq!(lines.ended(at(1), true), None);
+        assert_eq!(lines.ended(at(10), false).unwrap(), "2 of 5 seeds, 1 failed");
+        assert_eq!(lines.ended(at(11), false), None);
+        assert_eq!(lines.ended(at(25), true).unwrap(), "4 of 5 seeds, 2 failed");
+        assert_eq!(lines.ended(at(99), false), None, "the result says all");
+    }
 }

@@ -58,6 +58,37 @@ fn the_text_of_ranks_is_printed_once() {
     assert!(texts[1].contains("all ranks agree to the bit"), "{}", texts[1]);
 }
 
+/// A request for a report ends nothing.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_shows_what_each_rank_does() {
+    use std::io::{BufRead, BufReader};
+    let mut run = leasehold()
+        .args(["run", "--ranks", "2", "--tokens", "200", "--mode", "eager"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let id = run.id().to_string();
+    // Before it listens, the signal would end it.
+    let listens = || {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (10 - 1)) != 0
+    };
+    let until = Instant::now() + Duration::from_secs(120);
+    while !listens() {
+        assert!(Instant::now() < until, "it does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let ask = || std::process::Command::new("kill").args(["-USR1", &id]).status().unwrap();
+    assert!(ask().success());
+    let lines = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let told: Vec<String> = lines.filter(|line| line.starts_with("rank ")).take(2).collect();
+    assert!(told[0].starts_with("rank 0: ") && told[1].starts_with("rank 1: "), "{told:?}");
+    assert!(run.wait().unwrap().success());
+}
+
 /// The others would wait for it. On simulated CUDA nothing but the command's end ends their wait.
 #[test]
 fn a_rank_that_is_lost_ends_the_command_and_is_named() {

@@ -6,6 +6,8 @@ pub mod nccl;
 pub mod ops;
 #[cfg(all(feature = "bench", feature = "cuda"))]
 pub(crate) mod raw;
+#[cfg(feature = "cuda")]
+mod window;
 
 pub use host::Host;
 #[cfg(feature = "cuda")]

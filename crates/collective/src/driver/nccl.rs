@@ -21,6 +21,7 @@
 //! any more, and the library keeps the memory that they use until the last one is destroyed.
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
+use super::window::WindowFunctions;
 use crate::element::{ElementType, Reduce};
 use crate::signature::Kind;
 use leasehold::backend::sync::{Arc, Condvar, Mutex, OnceLock, thread};
@@ -149,6 +150,8 @@ pub(super) struct Api {
     name: String,
     /// Whether captured calls leave memory alone.
     captures: bool,
+    /// `None` before 2.27.
+    windows: Option<WindowFunctions>,
     _library: Library,
 }
 
@@ -185,7 +188,9 @@ impl Api {
         // end of a process may meet a call of the library, as it would without this.
         unsafe { atexit(at_exit) };
         let captures = std::env::var_os("NCCL_GRAPH_REGISTER").is_some_and(|v| v == "0");
-        Ok(Self { functions, name, captures, _library: library })
+        // SAFETY: the file is NCCL, as above.
+        let windows = unsafe { WindowFunctions::of(&library) };
+        Ok(Self { functions, name, captures, windows, _library: library })
     }
 
     /// The error of a code.
@@ -307,7 +312,7 @@ impl Part {
     /// Makes the connections of sends and receives: each rank exchanges a byte with each other one.
     /// The library would make them at the first call, and cannot in one that is recorded.
     fn connect(part: &Arc<Self>, place: &Place) -> Result<()> {
-        if part.size > CONNECTED {
+        if part.size > CONNECTED || !place.sends {
             return Ok(());
         }
         let stream = place.runtime.create_stream()?;
@@ -481,6 +486,36 @@ impl Communicator for Part {
             unless_exiting(|| unsafe { (self.api.functions.async_error)(comm, &raw mut code) })?;
         let code = if asked == 0 { code } else { asked };
         self.api.said("ncclCommGetAsyncError", code, comm).err()
+    }
+
+    unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
+        let Some(windows) = &self.api.windows else {
+            return Err(Error::Unsupported(
+                format!("{} has no windows; NCCL 2.27 or newer has", self.api.name).into(),
+            ));
+        };
+        // Without the lock: it waits for the other ranks, and an abort must find the communicator.
+        let comm = self.state.lock().comm()?;
+        // SAFETY: the caller vouches for the memory. The communicator lives, or an abort beside
+        // this call ends it, which the library allows.
+        let (code, window) = unsafe { windows.register(comm, addr, bytes) };
+        self.api.said("ncclCommWindowRegister", code, comm)?;
+        if window == 0 {
+            return Err(Error::Unsupported(
+                "NCCL makes no windows of these GPUs: each must reach the memory of each other one"
+                    .into(),
+            ));
+        }
+        Ok(window)
+    }
+
+    fn deregister(&self, window: u64) -> Result<()> {
+        // Held, so that no abort ends the communicator meanwhile. The call waits for no other rank.
+        let state = self.state.lock();
+        let (Ok(comm), Some(windows)) = (state.comm(), &self.api.windows) else { return Ok(()) };
+        // SAFETY: the communicator lives while the lock is held, and gave this window.
+        let code = unless_exiting(|| unsafe { windows.deregister(comm, window) });
+        self.api.said("ncclCommWindowDeregister", code.unwrap_or_default(), comm)
     }
 
     fn destroy(&self) -> Result<()> {

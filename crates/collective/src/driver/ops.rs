@@ -48,6 +48,9 @@ pub struct Place {
     /// The rank's device. It is the driver's current one on the calling thread. A communicator must
     /// not keep the runtime: graphs of the runtime keep the communicator.
     pub runtime: Runtime,
+    /// Whether the ranks send to each other one by one. Otherwise no send, receive or all_to_all is
+    /// called, and their connections are not needed.
+    pub sends: bool,
     /// How long to wait for the other ranks: in this call, and later in each call that the host
     /// waits in.
     pub limit: Duration,
@@ -163,6 +166,36 @@ pub trait Communicator: Any + Send + Sync {
     /// A failure that the library has noticed by itself, if any. Does not block.
     fn failure(&self) -> Option<Error> {
         None
+    }
+
+    /// Makes memory of all ranks a window of the communicator, in which calls exchange elements
+    /// without copies between. Returns the window's name. All ranks call it with as many bytes, in
+    /// the same order. Blocks until all have.
+    ///
+    /// A call uses windows if its memory lies in windows on all ranks, at the same offsets.
+    ///
+    /// # Errors
+    /// `Unsupported` for a library without windows, which is the default; the library's own.
+    ///
+    /// # Safety
+    /// - The range is one whole [segment](leasehold::backend::SharedSegment) of shareable memory on
+    ///   the place's device. It stays mapped until the window or the communicator is given back.
+    /// - A call in windows has the same offsets on all ranks.
+    unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
+        let _ = (addr, bytes);
+        Err(Error::Unsupported(
+            "this library of collectives has no windows; its calls take any memory as it is".into(),
+        ))
+    }
+
+    /// Gives a window back, after the last call that used it. Does not wait for other ranks. After
+    /// an abort there is nothing left to give back.
+    ///
+    /// # Errors
+    /// The library's own.
+    fn deregister(&self, window: u64) -> Result<()> {
+        let _ = window;
+        Ok(())
     }
 
     /// Gives the communicator's resources back. May block, also for other ranks.

@@ -173,6 +173,28 @@ fn a_rank_that_does_not_stop_its_recording_is_named() {
 }
 
 #[test]
+fn a_communicator_without_connections_for_sends_refuses_them_and_makes_the_other_calls() {
+    ranks(2, |r| {
+        let comm = r.world.comm(&r.runtime, &r.config("sums").sends(false))?;
+        let (x, y) = (r.runtime.upload(&[1u32, 2])?, r.runtime.upload(&[0u32, 0])?);
+        let (stream, other) = (r.runtime.stream(), 1 - r.me());
+        let words = ["sums", "CommConfig::sends(true)"];
+        says(comm.send(stream, &x, other), &words);
+        says(comm.recv(stream, &x, other), &words);
+        says(comm.all_to_all(stream, &y, &x), &words);
+        let group = comm.group(stream, |g| {
+            g.all_reduce(&x, Reduce::Sum)?;
+            g.send(&y, other)
+        });
+        says(group, &words);
+        says(comm.split(Some(0), 0)?.unwrap().send(stream, &x, other), &words);
+        comm.all_reduce(stream, &x, Reduce::Sum)?;
+        assert_eq!(r.runtime.to_vec(&x)?, [2, 4], "nothing else was made");
+        Ok(())
+    });
+}
+
+#[test]
 fn host_threads_of_another_process_are_refused() {
     let place = Place {
         name: Name::new("tp"),
@@ -181,6 +203,7 @@ fn host_threads_of_another_process_are_refused() {
         id: [0xffu8; 12].as_slice().into(),
         runtime: runtime().unwrap(),
         limit: Duration::from_secs(60),
+        sends: true,
     };
     let words = ["rank 1", "threads of one process", "World::threads"];
     says(Host.init(&place), &words);

@@ -214,8 +214,12 @@ fn a_rank_that_does_not_call_is_found_at_the_limit_with_what_it_waits_for() {
         let comm = world.comm(&runtime, &short)?;
         let x = runtime.upload(&[1u32; 8])?;
         if world.rank() == 0 {
+            let begun = Instant::now();
             comm.all_reduce(runtime.stream(), &x, Reduce::Sum)?;
             let cause = failure(&comm);
+            let took = begun.elapsed();
+            assert!(took >= Duration::from_millis(395), "before its limit: {took:?}");
+            assert!(took < Duration::from_secs(2), "long after its limit: {took:?}");
             world.barrier("over", Duration::from_secs(30))?;
             return Ok(Some(cause));
         }

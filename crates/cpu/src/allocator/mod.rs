@@ -4,3 +4,4 @@
 
 pub mod device;
 pub mod pinned_host;
+pub mod shareable;

@@ -3,7 +3,7 @@
 //! This module must not know which threads run the tiles, or in which order.
 
 use super::pool::{TilePool, with_scratch};
-use leasehold_hal::{CpuArgs, CpuFn, Dispatch, Op};
+use leasehold_hal::{CpuArgs, CpuCFn, CpuFn, CpuTile, Dispatch, Op};
 
 /// Bytes of a tile of a copy or fill: large enough to be worth a claim, small enough to spread.
 const PIECE: u64 = 256 << 10;
@@ -18,9 +18,49 @@ pub(crate) enum Work<'a> {
     Fill(Pattern),
 }
 
+/// The bit of a pipeline's word that says that the rest is the address of a function of C. No
+/// function of a program lies where the bit belongs to the address.
+pub(crate) const C_FUNCTION: usize = 1 << (usize::BITS - 1);
+
+/// The function of a kernel.
+#[derive(Clone, Copy)]
+enum Entry {
+    Rust(CpuFn),
+    C(CpuCFn),
+}
+
+impl Entry {
+    /// # Safety
+    /// - `native` is the word of a pipeline of this backend.
+    #[inline]
+    unsafe fn of(native: u64) -> Self {
+        let word = native as usize;
+        if word & C_FUNCTION == 0 {
+            // SAFETY: the manager made the word from a `CpuFn`.
+            Self::Rust(unsafe { std::mem::transmute::<usize, CpuFn>(word) })
+        } else {
+            // SAFETY: the manager made the word from a `CpuCFn` and the bit.
+            Self::C(unsafe { std::mem::transmute::<usize, CpuCFn>(word & !C_FUNCTION) })
+        }
+    }
+
+    /// # Safety
+    /// - As a [`CpuFn`].
+    #[inline]
+    unsafe fn call(self, args: &CpuArgs<'_>) {
+        // SAFETY: by the contract; the struct for C lives until the call returns.
+        unsafe {
+            match self {
+                Self::Rust(function) => function(args),
+                Self::C(function) => function(&CpuTile::of(args)),
+            }
+        }
+    }
+}
+
 /// The tiles of a dispatch.
 pub(crate) struct Tiles<'a> {
-    run: CpuFn,
+    run: Entry,
     native: u64,
     count: u64,
     dispatch: Dispatch<'a>,
@@ -141,9 +181,8 @@ impl<'a> Tiles<'a> {
     #[inline]
     unsafe fn new(dispatch: Dispatch<'a>) -> Self {
         let native = dispatch.pipeline.native;
-        // SAFETY: a pipeline of this backend (the contract) holds the address of a `CpuFn`: its
-        // manager made it from one.
-        let run = unsafe { std::mem::transmute::<usize, CpuFn>(native as usize) };
+        // SAFETY: the pipeline is of this backend (the contract).
+        let run = unsafe { Entry::of(native) };
         let [x, y, z] = dispatch.grid;
         let count = u64::from(x).saturating_mul(u64::from(y)).saturating_mul(u64::from(z));
         Self { run, native, count, dispatch }
@@ -170,7 +209,7 @@ impl<'a> Tiles<'a> {
                 args.set_tile(tile);
                 // SAFETY: the bindings are valid for this kernel, and no other thread runs this
                 // tile (the contract of this function).
-                unsafe { (self.run)(&args) };
+                unsafe { self.run.call(&args) };
                 tile[0] += 1;
                 if tile[0] == gx {
                     tile[0] = 0;

@@ -25,6 +25,7 @@ use leasehold_core::{
     Result, Tagged, tags,
 };
 use leasehold_engine::buffers::outstanding;
+use leasehold_engine::shared_file::SharedFile;
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryKind};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -74,6 +75,7 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.waits_for_any_timeline = true;
+        caps.shareable = SharedFile::SUPPORTED;
         let limits = &mut description.limits;
         limits.shared = SHARED_MAX;
         limits.streams = config.streams;

@@ -4,6 +4,7 @@
 
 pub mod device;
 pub mod pinned_host;
+pub(crate) mod shareable;
 
 use crate::driver::ops::DeviceProperties;
 use crate::engine::driver_context::DriverContext;

@@ -308,6 +308,8 @@ impl DeviceOps for RealDriver {
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
             CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS as CONCURRENT,
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as RDMA,
+            CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED as FABRIC,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as FD,
             CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as NUMA, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE as L2,
             CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X as BLOCK_X,
@@ -357,6 +359,8 @@ impl DeviceOps for RealDriver {
             stream_words: self.flag(device, STREAM_WORDS),
             unified_addressing: self.flag(device, UNIFIED),
             fd_handles: self.flag(device, FD),
+            fabric_handles: self.flag(device, FABRIC),
+            rdma: self.flag(device, RDMA),
             // From 12.4 on, the driver has this feature on every architecture that it supports
             // (Pascal and newer).
             green_contexts: self.driver_version()? >= 12040,

@@ -66,6 +66,7 @@ impl DeviceState {
         caps.foreign_calls = true;
         caps.vendor_libraries = properties.vendor;
         caps.waits_for_any_timeline = true;
+        caps.shareable = properties.vmm && properties.fd_handles;
         caps.priorities = primary.streams.has_priorities();
         let limits = &mut description.limits;
         limits.grid = properties.grid;

@@ -92,13 +92,13 @@ impl<N: DriverStream> StreamCore<N> {
 
 impl<N: DriverStream> Engine<N> {
     /// Fails a value that the driver works on, the later ones of its stream, and the values of the
-    /// device's streams that are ordered after it. Returns whether the value has failed by this
-    /// call. The caller holds no lock.
+    /// backend's streams that are ordered after it, also of those on other devices. Returns whether
+    /// the value has failed by this call. The caller holds no lock.
     ///
     /// A value that the driver has not got fails by itself: when its turn comes, the host finds
     /// the failure that it waits for.
     pub fn fail(&self, point: Timepoint, cause: &Error) -> bool {
-        let streams = self.streams();
+        let streams = self.tables.streams();
         let mut failed: Vec<Timepoint> = Vec::new();
         let mut found = vec![point];
         while let Some(at) = found.pop() {

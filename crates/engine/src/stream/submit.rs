@@ -7,13 +7,14 @@
 //! This module must not know how completion becomes known.
 
 use super::issue::Refusal;
+use crate::deferred::resume_waiting;
 use crate::driver::DriverStream;
 use crate::prepared::{Preparation, Prepared, Ready};
-use crate::state::{State, StreamCore};
+use crate::state::{PumpState, State, StreamCore};
 use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Result, Timepoint};
-use leasehold_hal::Op;
+use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
+use leasehold_hal::{ForeignCall, Op};
 use std::time::Duration;
 
 impl<N: DriverStream> StreamCore<N> {
@@ -29,6 +30,9 @@ impl<N: DriverStream> StreamCore<N> {
         for op in ops {
             self.native.check(op, self.timeline())?;
             plain &= self.is_plain(op);
+        }
+        if let [op @ Op::Foreign(call)] = ops {
+            return self.submit_foreign(op, call);
         }
         if !plain {
             // SAFETY: the caller vouches for the operations.
@@ -46,6 +50,62 @@ impl<N: DriverStream> StreamCore<N> {
         }
         self.owner.advance()?;
         Ok(self.end(state, value))
+    }
+
+    /// Submits a library's call. A stream that holds nothing back makes the call at once.
+    fn submit_foreign(&self, op: &Op<'_>, call: &ForeignCall) -> Result<u64> {
+        let state = self.state.lock();
+        self.healthy()?;
+        if state.is_busy() {
+            return self.defer(state, std::slice::from_ref(op), Vec::new());
+        }
+        let value = self.owner.advance()?;
+        Ok(self.call_at_once(state, value, op, call))
+    }
+
+    /// Makes a library's call, the last operation of a submission whose value was taken. The driver
+    /// has everything before it. Work that comes during the call is held back, since the call has
+    /// no lock.
+    fn call_at_once(
+        &self,
+        mut state: MutexGuard<'_, State<N>>,
+        value: u64,
+        op: &Op<'_>,
+        call: &ForeignCall,
+    ) -> u64 {
+        state.pump = PumpState::Pumping;
+        state.dirty = true;
+        drop(state);
+        let made = self.native.run_foreign(call, value);
+        let failed = made.err().map(|error| self.failure(op, value, error));
+        if let Some(cause) = &failed {
+            // The poison comes before the turn is free: the thread that takes the turn next must
+            // not run later jobs.
+            self.owner.poison(value, cause.clone());
+        }
+        let mut state = self.state.lock();
+        state.pump = PumpState::Idle;
+        if let Some(cause) = failed {
+            drop(state);
+            self.fail(value, cause, ());
+            return value;
+        }
+        let held = !state.deferred.is_empty();
+        self.end(state, value);
+        // The value could be waited for before the driver had all of it.
+        resume_waiting(&self.core.tables, self.timeline().id(), value);
+        if self.wanted.load(Ordering::Acquire) >= value {
+            let signalled = self.signal_locked(&mut self.state.lock());
+            self.note_unsignalled(signalled);
+            self.watch();
+        }
+        if held {
+            self.pump();
+        }
+        if self.timeline().failed(VALUE_LIMIT) {
+            self.finish_failed();
+        }
+        value
     }
 
     /// Takes the lock of a sound stream. Unless the stream holds work back, the driver has room for
@@ -204,6 +264,9 @@ impl<N: DriverStream> StreamCore<N> {
         }
         if later.is_empty() {
             return Ok(self.end(state, value));
+        }
+        if let [op @ Op::Foreign(call)] = later {
+            return Ok(self.call_at_once(state, value, op, call));
         }
         self.defer_rest(state, value, later, prepared.rest_from(cut));
         self.pump();

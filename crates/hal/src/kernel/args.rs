@@ -16,6 +16,56 @@ use std::any::type_name;
 ///   to.
 pub type CpuFn = unsafe fn(&CpuArgs<'_>);
 
+/// The entry of a CPU kernel with the calling convention of C: as a [`CpuFn`], with the arguments
+/// in a struct. It returns, and does not unwind.
+///
+/// # Safety
+/// - As for a [`CpuFn`]. The struct and what it points to are valid during the call.
+pub type CpuCFn = unsafe extern "C" fn(*const CpuTile);
+
+/// The arguments of one tile for a function of C: [`CpuArgs`] as plain fields.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CpuTile {
+    /// The index of the tile.
+    pub tile: [u32; 3],
+    /// The number of tiles in each direction.
+    pub grid: [u32; 3],
+    /// The block size of the dispatch; a hint on the CPU.
+    pub block: [u32; 3],
+    /// Bytes at `shared`.
+    pub shared_bytes: u32,
+    /// Scratch memory of this tile alone, uninitialised and aligned to 64.
+    pub shared: *mut u8,
+    /// The bindings.
+    pub bindings: *const Binding,
+    /// How many bindings there are.
+    pub binding_count: usize,
+    /// The parameters.
+    pub params: *const u8,
+    /// Bytes of the parameters.
+    pub params_bytes: usize,
+}
+
+impl CpuTile {
+    /// The same arguments for a function of C, valid as long as these are.
+    #[inline]
+    #[must_use]
+    pub fn of(args: &CpuArgs<'_>) -> Self {
+        Self {
+            tile: args.tile,
+            grid: args.grid,
+            block: args.block,
+            shared_bytes: args.shared_len,
+            shared: args.shared,
+            bindings: args.bindings.as_ptr(),
+            binding_count: args.bindings.len(),
+            params: args.params.as_ptr(),
+            params_bytes: args.params.len(),
+        }
+    }
+}
+
 /// The arguments of one tile of a CPU kernel.
 ///
 /// Only a backend makes them. A kernel reads its parameters with [`params`](Self::params), and its

@@ -35,4 +35,5 @@ pub(crate) use recording::Recording;
 
 pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
 pub use operator::GraphOperator;
+pub use record::GraphRecording;
 pub use stop::{LaunchCheck, Note, StopCheck};

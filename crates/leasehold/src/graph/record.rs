@@ -14,29 +14,92 @@ use leasehold_alloc::{Lifetime, On, SYMBOLIC};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use std::cell::RefCell;
+use std::fmt;
 
-/// A recording that the thread has started; given up when it is dropped.
-struct Started {
+/// A recording that goes on, a value of its own. Its drop gives it up, on any
+/// thread: what was recorded goes, and whatever still has its runtime is told so.
+#[must_use = "a recording that is dropped is given up"]
+pub struct GraphRecording {
     runtime: Runtime,
     recording: Arc<Recording>,
 }
 
-impl Drop for Started {
+impl GraphRecording {
+    /// Begins a recording of the calling thread's: for code that cannot record in one call, and
+    /// that keeps the recording itself. A thread may have several. The runtime that is given goes
+    /// on with eager work.
+    ///
+    /// ```
+    /// use leasehold::graph::GraphRecording;
+    /// use leasehold::{DeviceId, Runtime, View};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
+    /// let x = runtime.alloc(16)?;
+    /// let recording = GraphRecording::begin(&runtime)?;
+    /// recording.runtime().stream().fill(x.view(), 7u32)?;
+    /// let graph = recording.stop()?;
+    /// graph.launch()?;
+    /// assert_eq!(runtime.to_vec::<u32>(&x)?, [7; 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `Recording` for a runtime that records itself; `Unsupported`.
+    pub fn begin(runtime: &Runtime) -> Result<Self> {
+        let inner = &runtime.inner;
+        let core = runtime
+            .stream()
+            .live("a recording cannot be begun in another one; stop or abandon that one first")?;
+        if !inner.device.caps().graphs {
+            return Err(Error::Unsupported(
+                format!("{} has no graphs; submit the work eagerly", inner.id()).into(),
+            ));
+        }
+        let recording = Arc::new(Recording::begin(inner.memory.arena()?));
+        let stream = Stream::new(core.clone(), Some(recording.clone()), inner.clone());
+        Ok(Self { runtime: Runtime::of_stream(stream), recording })
+    }
+
+    /// The runtime that records: what it, its streams and their clones are given is noted. Only on
+    /// the thread that began the recording.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Ends the recording and makes a graph of it.
+    ///
+    /// # Errors
+    /// As [`Runtime::stop_graph_recording`], which also says after which errors it goes on.
+    pub fn stop(&self) -> Result<Graph> {
+        let state = self.recording.finish()?;
+        graph_of(&self.runtime, state)
+    }
+}
+
+impl fmt::Debug for GraphRecording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GraphRecording({})", self.runtime.device())
+    }
+}
+
+impl Drop for GraphRecording {
     fn drop(&mut self) {
-        self.recording.give_up();
+        self.recording.discard();
     }
 }
 
 thread_local! {
     /// Recordings that the thread has started and neither stopped nor abandoned, one a device at
     /// the most.
-    static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
+    static STARTED: RefCell<Vec<GraphRecording>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The runtime of the recording that this thread has started on a device. There is none any more
 /// while the thread's end drops them.
 fn started(inner: &Arc<RuntimeInner>) -> Option<Runtime> {
-    let find = |all: &RefCell<Vec<Started>>| {
+    let find = |all: &RefCell<Vec<GraphRecording>>| {
         let all = all.borrow();
         all.iter().find(|s| Arc::ptr_eq(&s.runtime.inner, inner)).map(|s| s.runtime.clone())
     };
@@ -45,29 +108,13 @@ fn started(inner: &Arc<RuntimeInner>) -> Option<Runtime> {
 
 /// Forgets that this thread has started a recording, if it has, and gives it up.
 fn forget(recording: &Arc<Recording>) {
-    let take = |all: &RefCell<Vec<Started>>| {
+    let take = |all: &RefCell<Vec<GraphRecording>>| {
         let mut all = all.borrow_mut();
         let at = all.iter().position(|s| Arc::ptr_eq(&s.recording, recording))?;
         Some(all.swap_remove(at))
     };
     // Without the borrow: what was recorded may be anybody's closure.
     drop(STARTED.try_with(take));
-}
-
-/// A recording of this thread's, and its runtime.
-fn begin(runtime: &Runtime) -> Result<(Runtime, Arc<Recording>)> {
-    let inner = &runtime.inner;
-    let core = runtime
-        .stream()
-        .live("a recording cannot be begun in another one; stop or abandon that one first")?;
-    if !inner.device.caps().graphs {
-        return Err(Error::Unsupported(
-            format!("{} has no graphs; submit the work eagerly", inner.id()).into(),
-        ));
-    }
-    let recording = Arc::new(Recording::begin(inner.memory.arena()?));
-    let stream = Stream::new(core.clone(), Some(recording.clone()), inner.clone());
-    Ok((Runtime::of_stream(stream), recording))
 }
 
 /// A graph of what was recorded.
@@ -147,23 +194,16 @@ impl Runtime {
     /// The error of `record`; `Recording` for a runtime that records itself; `Unsupported`; as
     /// [`stop_graph_recording`](Self::stop_graph_recording).
     pub fn record_graph(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
-        struct GiveUp(Arc<Recording>);
-        impl Drop for GiveUp {
-            fn drop(&mut self) {
-                self.0.give_up();
-            }
-        }
-        let (lent, recording) = begin(self)?;
-        // Also when it cannot be stopped; once it is, there is nothing to give up.
-        let recording = GiveUp(recording);
-        record(&lent)?;
-        if recording.0.is_empty() {
+        // Also when it cannot be stopped, the drop gives it up.
+        let lent = GraphRecording::begin(self)?;
+        record(lent.runtime())?;
+        if lent.recording.is_empty() {
             tracing::warn!(
                 device = %self.device(),
                 "a graph of no operations was recorded: only work of the lent runtime is recorded"
             );
         }
-        graph_of(self, recording.0.finish()?)
+        lent.stop()
     }
 
     /// Begins a recording and gives the runtime that records: for code that cannot record in one
@@ -182,8 +222,8 @@ impl Runtime {
                 "this thread records on this device already; stop or abandon that recording first",
             ));
         }
-        let (runtime, recording) = begin(self)?;
-        let new = Started { runtime: runtime.clone(), recording };
+        let new = GraphRecording::begin(self)?;
+        let runtime = new.runtime.clone();
         STARTED
             .try_with(|all| all.borrow_mut().push(new))
             .map_err(|_| Error::state("this thread is ending; it cannot record"))?;

@@ -206,10 +206,15 @@ impl Recording {
     /// Ends the recording; what was recorded goes. Does nothing on another thread than its own.
     pub(crate) fn give_up(&self) {
         if self.thread == this_thread() {
-            let state = self.state.lock().take();
-            // Without the lock: what is dropped may be anybody's closure.
-            drop(state);
+            self.discard();
         }
+    }
+
+    /// As [`give_up`](Self::give_up), on any thread.
+    pub(crate) fn discard(&self) {
+        let state = self.state.lock().take();
+        // Without the lock: what is dropped may be anybody's closure.
+        drop(state);
     }
 
     /// A buffer that gets its address when the recording stops.

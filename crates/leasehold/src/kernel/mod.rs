@@ -27,8 +27,8 @@ pub use base::KernelBase;
 pub use builder::KernelBuilder;
 pub use grid::{Grid, Params};
 pub use leasehold_hal::{
-    Access, CpuArgs, CpuFn, Cubin, FromParams, KernelCheck, KernelDesc, KernelSource, LaunchInfo,
-    Overlap,
+    Access, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
+    KernelSource, LaunchInfo, Overlap,
 };
 pub use registry::Registry;
 pub use session::{Begun, Bound, Dispatched, KernelSession, Parametrised, Ready, Updated};

@@ -133,7 +133,7 @@ impl Stream {
         }
         let call = ForeignCall::with_bindings(
             name,
-            operands.iter().map(Operand::binding).collect(),
+            operands.iter().map(Operand::binding),
             move |word, bindings| {
                 let _inside = Inside::enter();
                 call(word, bindings)

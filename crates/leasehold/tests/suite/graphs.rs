@@ -446,11 +446,13 @@ fn elapsed_is_of_one_launch_while_another_thread_launches() {
             });
             let times: Vec<_> = (0..200).map(|_| end.elapsed_since(&start)).collect();
             done.store(1, Ordering::Relaxed);
+            // A time between two launches without a pause is there, unless this thread had no
+            // processor meanwhile. If a launch pends at all times, there may be none.
+            assert!(pending || times.iter().any(Result::is_ok), "no time was read");
             for time in times {
                 match time {
                     Ok(time) => of_one_launch(time),
-                    // The next launch begins as soon as the one before is over.
-                    Err(e) => assert!(pending && e.kind() == "InvalidState", "{e}"),
+                    Err(e) => assert_eq!(e.kind(), "InvalidState", "{e}"),
                 }
             }
         });

@@ -27,5 +27,6 @@ mod pinned;
 mod pinned_arrays;
 mod recordings;
 mod runtime;
+mod share;
 mod suspend;
 mod threads;

@@ -3,7 +3,7 @@
 use crate::common::*;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::sync::{Arc, Mutex};
-use leasehold::graph::{LaunchCheck, NodeId, Note, StopCheck};
+use leasehold::graph::{GraphRecording, LaunchCheck, NodeId, Note, StopCheck};
 use leasehold::infini::InfiniRuntime;
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
@@ -209,6 +209,39 @@ fn a_recording_is_used_by_the_thread_that_began_it() {
         .unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [5, 6, 1, 1]);
+}
+
+#[test]
+fn a_thread_has_several_recordings_which_any_thread_may_give_up() {
+    let runtime = runtime();
+    let x = runtime.zeros::<u32>(4).unwrap();
+    let [first, second, third] = [(); 3].map(|()| GraphRecording::begin(&runtime).unwrap());
+    first.runtime().stream().fill(x.view(), 1u32).unwrap();
+    second.runtime().stream().fill(x.view(), 2u32).unwrap();
+    let (held, lent) = (Arc::new(()), third.runtime().clone());
+    let kept = held.clone();
+    let call = move || {
+        let _ = &kept;
+        Ok(())
+    };
+    lent.stream().host_call("holds something", call).unwrap();
+    // Another thread can neither use nor stop a recording. Both go on then.
+    std::thread::scope(|scope| {
+        let elsewhere = || {
+            let refused = first.stop().unwrap_err();
+            assert!(matches!(refused, Error::Recording { .. }), "{refused}");
+            assert!(second.runtime().stream().fill(x.view(), 3u32).is_err());
+            drop(third);
+        };
+        scope.spawn(elsewhere);
+    });
+    assert_eq!(Arc::strong_count(&held), 1, "what was recorded is gone");
+    assert!(lent.stream().fill(x.view(), 4u32).is_err());
+    let (first, second) = (first.stop().unwrap(), second.stop().unwrap());
+    second.launch().unwrap();
+    assert_eq!(runtime.to_vec(&x).unwrap(), [2; 4]);
+    first.launch().unwrap();
+    assert_eq!(runtime.to_vec(&x).unwrap(), [1; 4]);
 }
 
 #[test]

@@ -7,6 +7,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdio>
 
 namespace leasehold_torch {
@@ -631,18 +634,93 @@ cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, in
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
 }
 
-ShareableHandle Allocator::shareIpcHandle(void *) {
-    TORCH_CHECK(false, "leasehold: a CUDA tensor cannot be shared with another process, since its "
-                       "memory is made of granules without handles for other processes: share a "
-                       "copy in host memory (tensor.cpu().share_memory_()), or send it by "
-                       "torch.distributed");
+namespace {
+
+/// A descriptor of this thread, which the next one takes the place of.
+class Descriptor {
+  public:
+    ~Descriptor() { put(-1); }
+    void put(int descriptor) {
+        if (descriptor_ >= 0) {
+            close(descriptor_);
+        }
+        descriptor_ = descriptor;
+    }
+    int take() { return std::exchange(descriptor_, -1); }
+    int get() const { return descriptor_; }
+
+  private:
+    int descriptor_ = -1;
+};
+
+// A handle goes to another process as bytes, and a descriptor cannot. So it goes beside the handle:
+// leasehold.torch takes it after the one call and offers it before the other, on the same thread.
+thread_local Descriptor shared, offered;
+
+} // namespace
+
+int Allocator::take_descriptor() { return shared.take(); }
+
+void Allocator::offer_descriptor(int descriptor) {
+    int own = descriptor < 0 ? -1 : fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    TORCH_CHECK(descriptor < 0 || own >= 0, "leasehold: ", descriptor, " is no open descriptor");
+    offered.put(own);
 }
 
-std::shared_ptr<void> Allocator::getIpcDevPtr(std::string) {
-    TORCH_CHECK(false, "leasehold: a CUDA tensor of another process cannot be opened, since this "
-                       "allocator maps its own memory only: let the other process share a copy in "
-                       "host memory (tensor.cpu().share_memory_()), or send it by "
-                       "torch.distributed");
+ShareableHandle Allocator::shareIpcHandle(void *block) {
+    TORCH_CHECK(memories().options().shareable,
+                "leasehold: a CUDA tensor cannot be shared with another process, since its "
+                "memory is made of granules without handles for other processes: call "
+                "leasehold.torch.enable(shareable=True), share a copy in host memory "
+                "(tensor.cpu().share_memory_()), or send it by torch.distributed");
+    for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
+        Memory *memory = memories().known(ordinal);
+        if (memory == nullptr || memory->find(block).address == 0) {
+            continue;
+        }
+        ShareableHandle made;
+        made.offset = 0;
+        guarded([&] { shared.put(memory->export_block(block, made.handle)); });
+        // The same bytes of two processes are two blocks.
+        made.handle += std::to_string(getpid());
+        return made;
+    }
+    TORCH_CHECK(false, "leasehold: ", block, " is not the start of a block of this allocator");
+}
+
+std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
+    std::lock_guard<std::mutex> guard(lock_);
+    for (auto at = imports_.begin(); at != imports_.end();) {
+        at = at->second.expired() ? imports_.erase(at) : std::next(at);
+    }
+    auto known = imports_.find(handle);
+    if (known != imports_.end()) {
+        if (auto found = known->second.lock()) {
+            return found;
+        }
+    }
+    TORCH_CHECK(offered.get() >= 0 && handle.size() > LEASEHOLD_SHARED_BYTES,
+                "leasehold: a CUDA tensor of another process cannot be opened, since it came "
+                "without its descriptor: send it by torch.multiprocessing from a process with "
+                "leasehold.torch.enable(shareable=True), share a copy in host memory "
+                "(tensor.cpu().share_memory_()), or send it by torch.distributed");
+    Memory &memory = memories().of(memories().current_device());
+    void *block = nullptr;
+    guarded([&] {
+        block = memory.import_block(offered.get(), handle.substr(0, LEASEHOLD_SHARED_BYTES));
+    });
+    std::shared_ptr<void> made(block, [&memory](void *block) {
+        if (!forked()) {
+            try {
+                memory.close_block(block);
+            } catch (const Failure &failure) {
+                TORCH_WARN("leasehold: a tensor of another process stays mapped: ",
+                           failure.what());
+            }
+        }
+    });
+    imports_[handle] = made;
+    return made;
 }
 
 } // namespace leasehold_torch

@@ -24,6 +24,7 @@ struct Options {
     uint64_t budget = 0; // of each device; 0: no limit
     uint32_t policy = LEASEHOLD_POLICY_BALANCED;
     std::string prefix = "cuda:"; // a device's name in leasehold.h begins with it
+    bool shareable = false;       // other processes may map tensors
     bool simulated = false;       // no CUDA: device 0, streams of a simulation
 };
 
@@ -149,6 +150,10 @@ class Allocator : public CUDAAllocator {
                             size_t bytes, cudaStream_t stream, bool peers) override;
     c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void *block) override;
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+    /// The descriptor that belongs to this thread's last handle, which is the caller's; -1: none.
+    static int take_descriptor();
+    /// The descriptor of the handle that this thread opens next; -1: none.
+    static void offer_descriptor(int descriptor);
 
     // ---- what differs between versions of PyTorch
 #if LEASEHOLD_TORCH(10)
@@ -198,6 +203,7 @@ class Allocator : public CUDAAllocator {
     HistorySettings history_;
     std::string metadata_;
     std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers_;
+    std::map<std::string, std::weak_ptr<void>> imports_; // by handle
 };
 
 } // namespace leasehold_torch

@@ -49,11 +49,13 @@ template <typename T> T sized() {
 
 } // namespace
 
-Memory::Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy)
+Memory::Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy,
+               bool shareable)
     : library_(library) {
     auto options = sized<leasehold_device_options>();
     options.budget = budget;
     options.policy = policy;
+    options.flags = shareable ? LEASEHOLD_DEVICE_SHAREABLE : 0;
     check(library_.device_open(name.c_str(), &options, &device_));
     base_ = sized<leasehold_stats>();
     clock = [] { return uint64_t(0); };
@@ -602,6 +604,31 @@ Restored Memory::restore(const Checkpoint &checkpoint) {
         }
     }
     return restored;
+}
+
+// ---- other processes
+
+int Memory::export_block(void *block, std::string &description) {
+    int descriptor = -1;
+    description.assign(LEASEHOLD_SHARED_BYTES, '\0');
+    auto *bytes = reinterpret_cast<uint8_t *>(&description[0]);
+    check(library_.block_export(device_, block, &descriptor, bytes));
+    return descriptor;
+}
+
+void *Memory::import_block(int descriptor, const std::string &description) {
+    if (description.size() != LEASEHOLD_SHARED_BYTES) {
+        throw Failure(LEASEHOLD_INVALID_ARGUMENT, "this is no description of a shared block");
+    }
+    void *block = nullptr;
+    auto *bytes = reinterpret_cast<const uint8_t *>(description.data());
+    check(library_.block_import(device_, descriptor, bytes, &block));
+    return block;
+}
+
+void Memory::close_block(void *block) {
+    check(library_.device_synchronize(device_));
+    check(library_.block_close(device_, block));
 }
 
 // ---- regions

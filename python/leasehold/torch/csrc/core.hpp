@@ -143,7 +143,8 @@ struct Restored {
 class Memory {
   public:
     /// Opens a device. `name` is as for leasehold_device_open.
-    Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy);
+    Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy,
+           bool shareable = false);
 
     // ---- blocks
 
@@ -188,6 +189,15 @@ class Memory {
     std::vector<uintptr_t> live_blocks(PoolId id);
     Checkpoint checkpoint(PoolId id);
     Restored restore(const Checkpoint &checkpoint);
+
+    // ---- other processes
+
+    /// A descriptor of a block, which is the caller's, and the block's description.
+    int export_block(void *block, std::string &description);
+    /// Maps a block of another process. The descriptor stays the caller's.
+    void *import_block(int descriptor, const std::string &description);
+    /// Unmaps it, once all work of the device is over.
+    void close_block(void *block);
 
     // ---- regions
 

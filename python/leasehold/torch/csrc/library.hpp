@@ -34,6 +34,9 @@ namespace leasehold_torch {
     F(pool_malloc)                                                                               \
     F(pool_suspend)                                                                              \
     F(pool_resume)                                                                               \
+    F(block_export)                                                                              \
+    F(block_import)                                                                              \
+    F(block_close)                                                                               \
     F(plugin_set_device)
 
 /// The functions by name, without their prefix.

@@ -40,7 +40,8 @@ void Memories::configure(const std::string &library, Options options) {
         for (auto &memory : memories_) {
             open |= memory.load() != nullptr;
         }
-        bool equal = options.budget == options_.budget && options.policy == options_.policy;
+        bool equal = options.budget == options_.budget && options.policy == options_.policy &&
+                     options.shareable == options_.shareable;
         TORCH_CHECK(equal || !open, "leasehold: a device is in use with other options already");
         options_ = options;
         return;
@@ -80,7 +81,8 @@ Memory &Memories::of(int ordinal) {
     TORCH_CHECK(configured_, "leasehold: no library was loaded");
     try {
         std::string name = options_.prefix + std::to_string(ordinal);
-        auto made = std::make_unique<Memory>(library_, name, options_.budget, options_.policy);
+        auto made = std::make_unique<Memory>(library_, name, options_.budget, options_.policy,
+                                             options_.shareable);
         made->clock = [] { return static_cast<uint64_t>(c10::getApproximateTime()); };
         if (!options_.simulated) {
             made->capturing = [] {

@@ -24,10 +24,12 @@ bool installed() {
 }
 
 /// Makes the allocator PyTorch's. `devices`: how many there are if CUDA is initialized, or 0.
-void install(const std::string &library, uint64_t budget, uint32_t policy, int devices) {
+void install(const std::string &library, uint64_t budget, uint32_t policy, int devices,
+             bool shareable) {
     Options options;
     options.budget = budget;
     options.policy = policy;
+    options.shareable = shareable;
     memories().configure(library, options);
     if (installed()) {
         return;
@@ -94,9 +96,10 @@ std::string snapshot(int device) {
 
 // ---- for tests: the allocator over a simulated device, without CUDA
 
-void simulate(const std::string &library, uint64_t budget) {
+void simulate(const std::string &library, uint64_t budget, bool shareable) {
     Options options;
     options.budget = budget;
+    options.shareable = shareable;
     options.prefix = "sim-cuda:";
     options.simulated = true;
     memories().configure(library, options);
@@ -166,7 +169,8 @@ using Id = std::pair<uint64_t, uint64_t>;
 
 void bind_tests(py::module_ &module) {
     auto m = module.def_submodule("testing", "The allocator over a simulated device.");
-    m.def("simulate", &simulate);
+    m.def("simulate", &simulate, py::arg("library"), py::arg("budget"),
+          py::arg("shareable") = false);
     m.def("set_stream", [](uintptr_t stream) { Memories::simulated_stream = stream; });
     m.def("device", [] { return memories().of(0).device(); });
     m.def("raw_alloc", [](size_t bytes, uintptr_t stream) {
@@ -190,8 +194,16 @@ void bind_tests(py::module_ &module) {
     m.def("reset_accumulated", [] { allocator()->resetAccumulatedStats(0); });
     m.def("segments", [](Id id) { return segments(*allocator(), id); });
     m.def("events", [] { return events(*allocator()); });
-    m.def("share", [](uintptr_t block) { allocator()->shareIpcHandle(block_of(block)); });
-    m.def("open_shared", [](const std::string &handle) { allocator()->getIpcDevPtr(handle); });
+    m.def("share", [](uintptr_t block) {
+        return py::bytes(allocator()->shareIpcHandle(block_of(block)).handle);
+    });
+    m.def("open_shared", [](const std::string &handle) {
+        auto opened = allocator()->getIpcDevPtr(handle);
+        return py::make_tuple(reinterpret_cast<uintptr_t>(opened.get()),
+                              py::capsule(new std::shared_ptr<void>(opened), [](void *p) {
+                                  delete static_cast<std::shared_ptr<void> *>(p);
+                              }));
+    });
     m.def("empty_cache", [] { allocator()->emptyCache({0, 0}); });
     m.def("set_fraction", [](double part) { allocator()->setMemoryFraction(part, 0); });
     m.def("cache_info", [] {
@@ -297,6 +309,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def("install", &install);
     module.def("installed", &installed);
     module.def("prepare", &prepare);
+    module.def("take_descriptor", &Allocator::take_descriptor);
+    module.def("offer_descriptor", &Allocator::offer_descriptor);
     module.def("statistics", &statistics);
     module.def("snapshot", &snapshot);
     module.def("initialized",

@@ -6,6 +6,7 @@ mod life;
 #[path = "../../../../crates/collective/tests/suite/random.rs"]
 mod random;
 mod values;
+mod windows;
 mod wrong;
 
 use leasehold::{Context, Result, Runtime};

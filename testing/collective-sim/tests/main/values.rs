@@ -3,68 +3,15 @@
 use crate::{Bench, Over, Rank};
 use half::{bf16, f16};
 use leasehold::Array;
-use leasehold_collective::{Comm, Element, Reduce};
+use leasehold_collective::model::{Number, own, reduced};
+use leasehold_collective::{Comm, Reduce};
 use leasehold_sim::{FaultAction, FaultRule, MachineConfig, When};
-use std::fmt::Debug;
-
-/// An element that can be made of a number.
-trait Value: Element + PartialEq + Debug {
-    fn of(number: f64) -> Self;
-}
-
-macro_rules! values {
-    ($($rust:ty = $of:expr;)*) => {
-        $(impl Value for $rust {
-            fn of(number: f64) -> Self {
-                $of(number)
-            }
-        })*
-    };
-}
-values! {
-    i8 = |n| n as i128 as i8;
-    u8 = |n| n as i128 as u8;
-    i16 = |n| n as i128 as i16;
-    u16 = |n| n as i128 as u16;
-    i32 = |n| n as i128 as i32;
-    u32 = |n| n as i128 as u32;
-    i64 = |n| n as i128 as i64;
-    u64 = |n| n as i128 as u64;
-    f16 = f16::from_f64;
-    bf16 = bf16::from_f64;
-    f32 = |n| n as f32;
-    f64 = |n| n;
-}
-
-/// A rank's element: whole, so that sums and products of a few ranks are exact.
-fn number(rank: u32, i: usize) -> f64 {
-    f64::from((rank * 7 + i as u32 * 3) % 5 + 1)
-}
-
-fn own<T: Value>(rank: u32, from: usize, count: usize) -> Vec<T> {
-    (from..from + count).map(|i| T::of(number(rank, i))).collect()
-}
-
-/// The reduction of all ranks' elements.
-fn reduced<T: Value>(size: u32, how: Reduce, from: usize, count: usize) -> Vec<T> {
-    let reduce = |i| {
-        let all = (0..size).map(|rank| number(rank, i));
-        match how {
-            Reduce::Sum => all.sum(),
-            Reduce::Product => all.product(),
-            Reduce::Least => all.fold(f64::INFINITY, f64::min),
-            Reduce::Largest => all.fold(0.0, f64::max),
-            Reduce::Average => all.sum::<f64>() / f64::from(size),
-        }
-    };
-    (from..from + count).map(|i| T::of(reduce(i))).collect()
-}
 
 /// Elements of each rank's part.
 const COUNT: usize = 5;
 
 /// Makes every call, and compares what all of them have given at the end.
-fn check<T: Value>(r: &Rank, comm: &Comm) {
+fn check<T: Number>(r: &Rank, comm: &Comm) {
     let (stream, rank, size) = (r.runtime.stream(), comm.rank(), comm.size());
     let n = size as usize;
     let upload = |values: Vec<T>| r.runtime.upload(&values).unwrap();
@@ -176,7 +123,7 @@ fn stragglers_change_no_result() {
 }
 
 /// Sums and averages of numbers that no type holds, between work of the rank's own.
-fn steps<T: Value>(r: &Rank, comm: &Comm, recorded: bool) -> Vec<u8> {
+fn steps<T: Number>(r: &Rank, comm: &Comm, recorded: bool) -> Vec<u8> {
     let rank = f64::from(comm.rank());
     let x: Vec<T> = (0..64).map(|i| T::of(0.1 * f64::from(i) + rank / 3.0)).collect();
     let (x, n) = (r.runtime.upload(&x).unwrap(), comm.size() as usize);

@@ -2,9 +2,10 @@
 
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::env::Env;
-use crate::ranks::{Rank, Value, own, ranks, reduced, together};
+use crate::ranks::{Rank, ranks, together};
 use half::{bf16, f16};
 use leasehold::Array;
+use leasehold_collective::model::{Number, own, reduced};
 use leasehold_collective::{Comm, Reduce};
 
 /// A call is a library call in a stream.
@@ -77,7 +78,7 @@ fn into(env: &Env) -> Outcome {
 }
 
 /// The parts of all ranks, in their order.
-fn gathered<T: Value>(size: u32) -> Vec<T> {
+fn gathered<T: Number>(size: u32) -> Vec<T> {
     (0..size).flat_map(|rank| own(rank, 0, PART)).collect()
 }
 
@@ -212,7 +213,7 @@ fn both_ways(env: &Env) -> Outcome {
 }
 
 /// Reduces and gathers elements of a type.
-fn of_type<T: Value>(r: &Rank<'_>, comm: &Comm) -> Outcome {
+fn of_type<T: Number>(r: &Rank<'_>, comm: &Comm) -> Outcome {
     for how in Reduce::ALL {
         if how.check(T::TYPE).is_err() || !exact(how, r.size()) {
             continue;
@@ -225,7 +226,7 @@ fn of_type<T: Value>(r: &Rank<'_>, comm: &Comm) -> Outcome {
     moved::<T>(r, comm)
 }
 
-fn moved<T: Value>(r: &Rank<'_>, comm: &Comm) -> Outcome {
+fn moved<T: Number>(r: &Rank<'_>, comm: &Comm) -> Outcome {
     let x = r.runtime.upload(&own::<T>(r.me(), 0, PART))?;
     let y: Array<T> = r.runtime.zeros(PART * r.size() as usize)?;
     r.make(|stream| comm.all_gather(stream, &y, &x))?;

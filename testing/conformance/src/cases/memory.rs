@@ -5,6 +5,7 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{MemoryKind, Op, Stream};
+use leasehold::share::{self, Export, ShareablePool};
 use leasehold::{Allocator, Buffer, Error, Layout, Lease, Protection, View};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +56,12 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(133, "a stale handle stays stale", &[], stale_handles),
     Case::hal(151, "what lies in the last free corners of a full memory stays there", &[], full)
         .sanitizer(),
+    Case::runtime(
+        210,
+        "shareable memory is one memory at each of its addresses, or is refused",
+        &[],
+        shareable,
+    ),
     Case::hal(148, "out of memory is out of memory on every kind", &[], oom_kind),
 ];
 
@@ -373,6 +380,45 @@ fn full(env: &Env) -> Outcome {
     env.drain(&stream)?;
     memory.trim(0)?;
     Ok(())
+}
+
+fn shareable(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    if !env.device().caps().shareable {
+        let refused = ShareablePool::new(&runtime, "shared").map(drop);
+        return expect_error(refused, "Unsupported", "a pool that the capabilities rule out");
+    }
+    let pool = ShareablePool::new(&runtime, "shared")?;
+    let words: Vec<u32> = (0..10_000).collect();
+    let block = pool.alloc(4 * words.len() as u64)?;
+    runtime.stream().upload(block.view(), &words)?;
+    let export = pool.export(block.view())?;
+    export.wait()?;
+    // SAFETY: the case waits for the work at one address before it begins work at another.
+    let take = |export: &Export| unsafe {
+        share::import(&runtime, export.descriptor()?, export.block(), Protection::ReadWrite)
+    };
+    let received = take(&export)?;
+    check!(received.addr() != block.addr(), "an import at the address of its owner");
+    check_eq!(runtime.to_vec::<u32>(&received)?, words, "the bytes of an import");
+    runtime.stream().fill(received.view(), 7u32)?;
+    runtime.synchronize()?;
+    check_eq!(runtime.to_vec::<u32>(&block)?, [7; 10_000], "what was written by an import");
+    // Another mapping of the segment, and the memory after its owner.
+    let segment = pool.segments().remove(0);
+    let alias = segment.alias()?;
+    check_eq!(alias.bytes(), segment.bytes(), "bytes of an alias");
+    check!(alias.addr() != segment.addr(), "an alias at the address of its segment");
+    drop((block, export, alias, segment));
+    pool.trim(0)?;
+    check_eq!(pool.stats().reserved, 0, "memory of a pool without buffers");
+    drop(pool);
+    check_eq!(runtime.to_vec::<u32>(&received)?, [7; 10_000], "an import without its owner");
+    // What is no memory of this device.
+    let sharing = env.device().sharing()?;
+    let (pipe, _end) = std::io::pipe().map_err(Error::from)?;
+    let wrong = sharing.import(pipe.into(), sharing.granule()).map(drop);
+    expect_error(wrong, "InvalidArgument", "a descriptor of a pipe")
 }
 
 fn rounding(env: &Env) -> Outcome {

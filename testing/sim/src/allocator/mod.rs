@@ -4,6 +4,8 @@
 //! The module fills the allocator cells of the device's state. It must not know how blocks are
 //! placed.
 
+pub mod shareable;
+
 use crate::machine::{DEVICE_BASE, GRANULARITY, Machine, PieceId};
 use crate::manager::device::DeviceState;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, HostKind};

@@ -506,8 +506,8 @@ macro_rules! integers {
                 a.max(b)
             }
             fn divide(a: $t, by: usize) -> $t {
-                // At most 64 ranks, which each type holds.
-                a / by as $t
+                // A quotient is no larger than the value, which the type holds.
+                (i128::from(a) / by as i128) as $t
             }
         }
     )*};

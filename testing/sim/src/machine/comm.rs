@@ -15,6 +15,7 @@ use super::clock::Clock;
 use super::collective::CommCall;
 use super::detect::Operation;
 use super::ids::{CommId, QueueId};
+use super::space::MOST_DEVICES;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::thread::ThreadId;
 use leasehold_core::{Error, Name, Result, Text};
@@ -22,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// The most ranks of a communicator.
-const RANKS: u32 = 64;
+const RANKS: u32 = MOST_DEVICES;
 
 /// A command that meets other ranks' commands: the calls of one group, which end together.
 #[derive(Debug, Clone, PartialEq, Eq)]

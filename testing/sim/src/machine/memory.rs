@@ -13,6 +13,7 @@ use super::space::{AccessPart, AccessScope, Gone};
 use super::{Machine, MachineState, MemoryUse, Monitor, PieceId, QueueId};
 use leasehold_core::{Error, Name, Result};
 use leasehold_hal::Access;
+use std::os::fd::OwnedFd;
 
 impl Machine {
     /// Allocates `bytes` of a device's memory.
@@ -87,6 +88,35 @@ impl Machine {
     /// As [`alloc`](Self::alloc).
     pub fn create(&self, device: u32, bytes: u64) -> Result<PieceId> {
         self.enter(device, "create")?.space.create(device, bytes)
+    }
+
+    /// Creates a piece that other machines, also of other processes, may map.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); `Unsupported` on a system without sealed files.
+    pub fn create_shared(&self, device: u32, bytes: u64) -> Result<PieceId> {
+        self.enter(device, "create_shared")?.space.create_shared(device, bytes)
+    }
+
+    /// A new descriptor of a shared piece.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a piece that does not exist or was not made to be shared; an error of
+    /// the fault plan; the system's.
+    pub fn export(&self, piece: PieceId) -> Result<OwnedFd> {
+        let device = self.lock().space.piece_owner(piece).unwrap_or(0);
+        self.enter(device, "export")?.space.export(piece)
+    }
+
+    /// A name for the piece of a descriptor, and its bytes. Memory that this machine has already is
+    /// the same piece, so the detector knows it. Each name is [destroyed](Self::destroy) once.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a descriptor that is no shared piece; an error of the fault plan.
+    pub fn import(&self, device: u32, descriptor: OwnedFd) -> Result<(PieceId, u64)> {
+        let mut state = self.enter(device, "import")?;
+        let piece = state.space.import(device, descriptor)?;
+        Ok((piece, state.space.piece_bytes(piece).unwrap_or(0)))
     }
 
     /// Destroys a piece. It cannot be mapped any more; its memory is freed with its last mapping.
@@ -267,6 +297,13 @@ impl Monitor {
     #[must_use]
     pub fn owner(&self, addr: u64) -> Option<u32> {
         self.lock().space.owner(addr)
+    }
+
+    /// Returns whether a range is one whole mapping of a piece that other machines may map. Does
+    /// not count as a call.
+    #[must_use]
+    pub fn is_shared(&self, addr: u64, bytes: u64) -> bool {
+        self.lock().space.is_shared(addr, bytes)
     }
 
     /// Returns whether memory is in use that was not in use at `before`, for leak checks.

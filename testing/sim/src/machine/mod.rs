@@ -59,7 +59,7 @@ use graph::{Exec, Template};
 use leasehold_core::sync::{Arc, Condvar, Mutex, MutexGuard};
 use leasehold_core::{Error, Result, Text};
 use rng::Rng;
-use space::Space;
+use space::{MOST_DEVICES, Space};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -94,7 +94,7 @@ pub const POISON: u8 = 0xdb;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MachineConfig {
-    /// The number of devices, 1 to 64; 1 by default.
+    /// The number of devices, 1 to 1,024; 1 by default.
     pub devices: u32,
     /// Bytes of memory of each device; 1 GiB by default.
     pub memory: u64,
@@ -460,11 +460,14 @@ impl Machine {
     /// Makes a machine.
     ///
     /// # Errors
-    /// `InvalidArgument` for no devices, more than 64, or more than 4 TiB of memory; `OutOfMemory`
-    /// or `Driver` if the system refuses a file or addresses.
+    /// `InvalidArgument` for no devices, more than 1,024, or more than 4 TiB of memory;
+    /// `OutOfMemory` or `Driver` if the system refuses a file or addresses.
     pub fn new(config: MachineConfig) -> Result<Self> {
-        if !(1..=64).contains(&config.devices) {
-            return Err(Error::invalid(format!("{} devices: want 1 to 64", config.devices)));
+        if !(1..=MOST_DEVICES).contains(&config.devices) {
+            return Err(Error::invalid(format!(
+                "{} devices: want 1 to {MOST_DEVICES}",
+                config.devices
+            )));
         }
         let mut host = Clock::default();
         host.set(detect::HOST, 1);

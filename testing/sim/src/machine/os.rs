@@ -80,6 +80,11 @@ impl Store {
         }
     }
 
+    /// The file, for [`Window::map`].
+    pub(crate) fn file(&self) -> libc::c_int {
+        self.file
+    }
+
     /// Returns the pages of a part to the system. The part reads as zero afterwards.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn discard(&self, at: u64, bytes: u64) {
@@ -132,11 +137,11 @@ impl Window {
         self.base.wrapping_add(at as usize) as *mut u8
     }
 
-    /// Maps the part `from..` of the file at an offset of the window.
+    /// Maps the part `from..` of a file at an offset of the window.
     ///
     /// # Errors
     /// `Driver`: the system's error; nothing has changed then.
-    pub(crate) fn map(&self, at: u64, store: &Store, from: u64, bytes: u64) -> Result<()> {
+    pub(crate) fn map(&self, at: u64, file: libc::c_int, from: u64, bytes: u64) -> Result<()> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         // SAFETY: the call replaces a part of this window, which no code uses while the machine's
@@ -147,7 +152,7 @@ impl Window {
                 bytes as usize,
                 protection,
                 flags,
-                store.file,
+                file,
                 from as libc::off_t,
             )
         };

@@ -148,6 +148,11 @@ impl Monitor {
         Ok(LibraryTurn { machine: self.clone(), device })
     }
 
+    /// Reports the misuse of a library of collectives ([`ReportKind::Misuse`]).
+    pub fn misused(&self, why: impl Into<String>) {
+        self.lock().detector.misused(why.into());
+    }
+
     /// Sets a device's name in reports of meetings: `cuda:0` instead of `device 0`.
     ///
     /// # Errors

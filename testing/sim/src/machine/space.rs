@@ -13,9 +13,13 @@
 
 use super::os::{Pages, Store, Window, page_size};
 use leasehold_core::{Error, OutOfMemory, Result};
+use leasehold_engine::shared_file::SharedFile;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 
+/// The most devices of a machine.
+pub(super) const MOST_DEVICES: u32 = 1024;
 /// The start of device addresses. The address is not canonical on any host, so a dereference
 /// faults.
 pub const DEVICE_BASE: u64 = 1 << 52;
@@ -98,6 +102,40 @@ impl FreeRanges {
     }
 }
 
+/// A set of devices.
+#[derive(Debug, Clone, Copy, Default)]
+struct Devices([u64; MOST_DEVICES as usize / 64]);
+
+impl Devices {
+    fn of(device: u32) -> Self {
+        let mut set = Self::default();
+        set.insert(device);
+        set
+    }
+
+    fn contains(&self, device: u32) -> bool {
+        self.0[device as usize / 64] >> (device % 64) & 1 != 0
+    }
+
+    /// Returns whether the device was not there.
+    fn insert(&mut self, device: u32) -> bool {
+        let new = !self.contains(device);
+        self.0[device as usize / 64] |= 1 << (device % 64);
+        new
+    }
+
+    /// Returns whether the device was there.
+    fn remove(&mut self, device: u32) -> bool {
+        let was = self.contains(device);
+        self.0[device as usize / 64] &= !(1 << (device % 64));
+        was
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|bits| *bits == 0)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A plain or stream-ordered allocation, with its own addresses and memory.
@@ -116,8 +154,8 @@ struct Region {
     store: u64,
     owner: u32,
     kind: Kind,
-    /// A bit for each device with access.
-    access: u64,
+    /// The devices with access.
+    access: Devices,
 }
 
 #[derive(Debug)]
@@ -126,10 +164,15 @@ struct Piece {
     bytes: u64,
     owner: u32,
     mappings: u32,
-    /// Destroyed while it was mapped: freed with its last mapping.
-    released: bool,
+    /// The names that it has: one, and one more for each import of the same file. A piece without
+    /// a name is freed with its last mapping.
+    names: u32,
     /// The piece was never mapped.
     fresh: bool,
+    /// The memory of a piece that other machines may map. `store` is its identity only.
+    file: Option<SharedFile>,
+    /// Whether it counts as memory of its device: another process's does not.
+    counted: bool,
 }
 
 /// Host memory that devices can access.
@@ -192,8 +235,8 @@ pub(crate) struct Space {
     regions: BTreeMap<u64, Region>,
     pieces: BTreeMap<PieceId, Piece>,
     host: BTreeMap<u64, HostRange>,
-    /// `peers[a]` has a bit for each device whose plain allocations device `a` can access.
-    peers: Vec<u64>,
+    /// `peers[a]` has the devices whose plain allocations device `a` can access.
+    peers: Vec<Devices>,
     next_id: u64,
 }
 
@@ -223,7 +266,7 @@ impl Space {
             regions: BTreeMap::new(),
             pieces: BTreeMap::new(),
             host: BTreeMap::new(),
-            peers: (0..devices).map(|d| 1 << d).collect(),
+            peers: (0..devices).map(Devices::of).collect(),
             next_id: 1,
         })
     }
@@ -266,19 +309,11 @@ impl Space {
     }
 
     pub(crate) fn enable_peer(&mut self, from: u32, to: u32) -> bool {
-        let bits = &mut self.peers[from as usize];
-        let new = *bits & (1 << to) == 0;
-        *bits |= 1 << to;
-        new
+        self.peers[from as usize].insert(to)
     }
 
     pub(crate) fn disable_peer(&mut self, from: u32, to: u32) -> bool {
-        let bits = &mut self.peers[from as usize];
-        let was = from != to && *bits & (1 << to) != 0;
-        if was {
-            *bits &= !(1 << to);
-        }
-        was
+        from != to && self.peers[from as usize].remove(to)
     }
 
     pub(crate) fn alloc(&mut self, device: u32, bytes: u64) -> Result<u64> {
@@ -300,7 +335,7 @@ impl Space {
             self.used[device as usize] -= span;
             return Err(refused());
         };
-        if let Err(e) = self.window.map(at, &self.store, store, span) {
+        if let Err(e) = self.window.map(at, self.store.file(), store, span) {
             self.addresses.give(at, span + self.page);
             self.memory.give(store, span);
             self.used[device as usize] -= span;
@@ -308,8 +343,14 @@ impl Space {
         }
         self.fill_new(at, span);
         let id = self.id();
-        let region =
-            Region { bytes: span, id, store, owner: device, kind: Kind::Allocation, access: 0 };
+        let region = Region {
+            bytes: span,
+            id,
+            store,
+            owner: device,
+            kind: Kind::Allocation,
+            access: Devices::default(),
+        };
         self.regions.insert(DEVICE_BASE + at, region);
         Ok(DEVICE_BASE + at)
     }
@@ -401,37 +442,114 @@ impl Space {
             );
         };
         let id = PieceId(self.id());
-        self.pieces.insert(
-            id,
-            Piece { store, bytes, owner: device, mappings: 0, released: false, fresh: true },
-        );
+        let piece = Piece {
+            store,
+            bytes,
+            owner: device,
+            mappings: 0,
+            names: 1,
+            fresh: true,
+            file: None,
+            counted: true,
+        };
+        self.pieces.insert(id, piece);
         Ok(id)
+    }
+
+    /// A piece that other machines may map.
+    pub(crate) fn create_shared(&mut self, device: u32, bytes: u64) -> Result<PieceId> {
+        Self::granular("a piece of", bytes)?;
+        let file = SharedFile::new(bytes)?;
+        let id = self.create(device, bytes)?;
+        self.pieces.entry(id).and_modify(|p| p.file = Some(file));
+        Ok(id)
+    }
+
+    /// A descriptor of a shared piece.
+    pub(crate) fn export(&self, piece: PieceId) -> Result<OwnedFd> {
+        match self.pieces.get(&piece).filter(|p| p.names > 0).map(|p| &p.file) {
+            Some(Some(file)) => file.descriptor(),
+            Some(None) => Err(Error::invalid(format!("{piece:?} was not made to be shared"))),
+            None => Err(Error::invalid(format!("{piece:?} does not exist"))),
+        }
+    }
+
+    /// The piece of a descriptor: the same one, if this machine has the memory already.
+    pub(crate) fn import(&mut self, device: u32, descriptor: OwnedFd) -> Result<PieceId> {
+        let file = SharedFile::open(descriptor)?;
+        let identity = file.identity();
+        let known = self.pieces.iter_mut().find(|(_, p)| {
+            p.file.as_ref().is_some_and(|f| identity.is_some() && f.identity() == identity)
+        });
+        if let Some((&id, piece)) = known {
+            piece.names += 1;
+            return Ok(id);
+        }
+        let bytes = file.bytes();
+        Self::granular("shared memory of", bytes)?;
+        let store = self.memory.take(bytes, GRANULARITY).ok_or_else(|| {
+            Error::from(OutOfMemory::new("addresses of shared simulated memory", bytes))
+        })?;
+        let id = PieceId(self.id());
+        let piece = Piece {
+            store,
+            bytes,
+            owner: device,
+            mappings: 0,
+            names: 1,
+            fresh: false,
+            file: Some(file),
+            counted: false,
+        };
+        self.pieces.insert(id, piece);
+        Ok(id)
+    }
+
+    /// Whether a range is one whole mapping of a shared piece.
+    pub(crate) fn is_shared(&self, addr: u64, bytes: u64) -> bool {
+        self.regions.get(&addr).is_some_and(|r| match r.kind {
+            Kind::Mapping(piece) => {
+                r.bytes == bytes && self.pieces.get(&piece).is_some_and(|p| p.file.is_some())
+            }
+            Kind::Allocation => false,
+        })
+    }
+
+    /// Bytes of a piece.
+    pub(crate) fn piece_bytes(&self, piece: PieceId) -> Option<u64> {
+        self.pieces.get(&piece).map(|p| p.bytes)
     }
 
     /// Destroys a piece. As with a vendor's driver, its memory is freed when no mapping is left:
     /// now (returned) or with the last mapping (`None`).
     pub(crate) fn destroy(&mut self, piece: PieceId) -> Result<Option<Gone>> {
-        let p = self.pieces.get_mut(&piece).filter(|p| !p.released);
+        let p = self.pieces.get_mut(&piece).filter(|p| p.names > 0);
         let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
-        p.released = true;
+        p.names -= 1;
         Ok(self.end_piece(piece))
     }
 
     /// Frees a destroyed piece without mappings.
     fn end_piece(&mut self, piece: PieceId) -> Option<Gone> {
-        let p = self.pieces.get(&piece).filter(|p| p.released && p.mappings == 0)?;
+        let p = self.pieces.get(&piece).filter(|p| p.names == 0 && p.mappings == 0)?;
         let gone = Gone { region: 0, key: STORE | p.store, addr: 0, bytes: p.bytes, pages: None };
         self.store.discard(p.store, p.bytes);
         self.memory.give(p.store, p.bytes);
-        self.used[p.owner as usize] -= p.bytes;
+        if p.counted {
+            self.used[p.owner as usize] -= p.bytes;
+        }
         self.pieces.remove(&piece);
         Some(gone)
     }
 
     pub(crate) fn map(&mut self, addr: u64, piece: PieceId) -> Result<()> {
-        let p = self.pieces.get(&piece).filter(|p| !p.released);
+        let p = self.pieces.get(&piece).filter(|p| p.names > 0);
         let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
         let (bytes, store, owner) = (p.bytes, p.store, p.owner);
+        let (file, from) = match &p.file {
+            Some(file) => (file.raw(), 0),
+            None => (self.store.file(), store),
+        };
         let end = addr
             .checked_add(bytes)
             .ok_or_else(|| Error::invalid("the mapping wraps the address space"))?;
@@ -446,11 +564,18 @@ impl Space {
         if before.is_some_and(|(&at, r)| at + r.bytes > addr) {
             return Err(Error::invalid(format!("something is mapped at {addr:#x} already")));
         }
-        self.window.map(addr - DEVICE_BASE, &self.store, store, bytes)?;
+        self.window.map(addr - DEVICE_BASE, file, from, bytes)?;
         let id = self.id();
         self.regions.insert(
             addr,
-            Region { bytes, id, store, owner, kind: Kind::Mapping(piece), access: 0 },
+            Region {
+                bytes,
+                id,
+                store,
+                owner,
+                kind: Kind::Mapping(piece),
+                access: Devices::default(),
+            },
         );
         let fresh = self.pieces.get_mut(&piece).is_some_and(|p| {
             p.mappings += 1;
@@ -483,7 +608,9 @@ impl Space {
     /// Gives a device access to mapped memory.
     pub(crate) fn set_access(&mut self, device: u32, addr: u64, bytes: u64) -> Result<()> {
         for at in self.mappings(addr, bytes)? {
-            self.regions.entry(at).and_modify(|r| r.access |= 1 << device);
+            if let Some(region) = self.regions.get_mut(&at) {
+                region.access.insert(device);
+            }
         }
         Ok(())
     }
@@ -642,11 +769,11 @@ impl Space {
     fn may_reach(&self, who: AccessScope, r: &Region) -> bool {
         match (who, r.kind) {
             // No device reaches a mapping without access.
-            (AccessScope::Engine | AccessScope::Anywhere, Kind::Mapping(_)) => r.access != 0,
+            (AccessScope::Engine | AccessScope::Anywhere, Kind::Mapping(_)) => !r.access.is_empty(),
             (AccessScope::Engine | AccessScope::Anywhere, Kind::Allocation) => true,
-            (AccessScope::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,
+            (AccessScope::Kernel(device), Kind::Mapping(_)) => r.access.contains(device),
             (AccessScope::Kernel(device), Kind::Allocation) => {
-                self.peers[device as usize] & (1 << r.owner) != 0
+                self.peers[device as usize].contains(r.owner)
             }
         }
     }

@@ -19,6 +19,7 @@ use leasehold_core::{
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
 use leasehold_engine::buffers::outstanding;
+use leasehold_engine::shared_file::SharedFile;
 use leasehold_hal::{
     BackendKind, Caps, Description, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo,
     OpList,
@@ -324,6 +325,7 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.waits_for_any_timeline = true;
+        caps.shareable = SharedFile::SUPPORTED;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;

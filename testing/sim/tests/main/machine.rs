@@ -600,10 +600,19 @@ fn a_machine_of_no_devices_is_refused() {
         "InvalidArgument"
     );
     assert_eq!(
-        Machine::new(MachineConfig::seed(0).devices(65, 1)).unwrap_err().kind(),
+        Machine::new(MachineConfig::seed(0).devices(1025, 1)).unwrap_err().kind(),
         "InvalidArgument"
     );
     assert_eq!(machine(0).queue_create(1).unwrap_err().kind(), "NotFound");
+}
+
+#[test]
+fn devices_beyond_the_first_64_have_peers_and_access_of_their_own() {
+    let m = Machine::new(MachineConfig::seed(3).devices(200, 1 << 22)).unwrap();
+    assert!(m.enable_peer(199, 135).unwrap() && !m.enable_peer(199, 135).unwrap());
+    assert!(m.enable_peer(199, 7).unwrap() && m.enable_peer(135, 199).unwrap());
+    assert!(m.disable_peer(199, 135).unwrap() && !m.disable_peer(199, 135).unwrap());
+    assert!(m.disable_peer(199, 7).unwrap() && m.disable_peer(135, 199).unwrap());
 }
 
 #[test]

@@ -60,6 +60,10 @@ pub struct DeviceProperties {
     pub unified_addressing: bool,
     /// Memory can be shared with other processes by file descriptor.
     pub fd_handles: bool,
+    /// Memory can be shared with other hosts of one fabric.
+    pub fabric_handles: bool,
+    /// Network devices can read and write mapped pieces of memory directly.
+    pub rdma: bool,
     /// Multiprocessors can be divided among contexts.
     pub green_contexts: bool,
 }

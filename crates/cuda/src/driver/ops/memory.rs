@@ -2,6 +2,7 @@
 
 use super::{NativeMemory, NativeStream};
 use leasehold_core::Result;
+use std::os::fd::OwnedFd;
 
 /// Free and total bytes of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -80,6 +81,25 @@ pub trait MemoryOps {
     /// # Safety
     /// - `memory` came from [`memory_create`](Self::memory_create) and is released once.
     unsafe fn memory_release(&self, memory: NativeMemory) -> Result<()>;
+
+    /// The granularity in bytes of memory that other processes may map:
+    /// `cuMemGetAllocationGranularity`, the recommended one. Does not block.
+    fn shared_granularity(&self, ordinal: u32) -> Result<u64>;
+
+    /// Creates physical memory that other processes may map: `cuMemCreate` with a file descriptor,
+    /// and for the device's fabric and its network devices where it can. May block.
+    fn shared_memory_create(&self, ordinal: u32, bytes: u64) -> Result<NativeMemory>;
+
+    /// A new descriptor of shareable memory: `cuMemExportToShareableHandle`. Does not block.
+    ///
+    /// # Safety
+    /// - `memory` came from [`shared_memory_create`](Self::shared_memory_create) or
+    ///   [`memory_import`](Self::memory_import) and was not released.
+    unsafe fn memory_export(&self, memory: NativeMemory) -> Result<OwnedFd>;
+
+    /// The memory of a descriptor, which a process exported: `cuMemImportFromShareableHandle`. To
+    /// be released as other memory. May block.
+    fn memory_import(&self, descriptor: OwnedFd) -> Result<NativeMemory>;
 
     /// Maps a piece: `cuMemMap`. The piece is not accessible before
     /// [`set_access`](Self::set_access). Does not block.

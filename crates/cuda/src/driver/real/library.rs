@@ -112,6 +112,8 @@ functions! {
         cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, sys::CUmemAllocationGranularity_flags);
         cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
         cuMemAddressFree(CUdeviceptr, usize);
+        cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, sys::CUmemAllocationHandleType, u64);
+        cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, sys::CUmemAllocationHandleType);
         cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const sys::CUmemAllocationProp, u64);
         cuMemRelease(CUmemGenericAllocationHandle);
         cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);

@@ -6,16 +6,17 @@ use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::ops::{HostFlags, MemoryOps, NativeMemory, NativeMemoryInfo, NativeStream};
 use cudarc::driver::sys::{
-    self, CUdeviceptr, CUmemAccess_flags_enum as Access, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags_enum as Granularity,
-    CUmemAllocationHandleType_enum as Handles, CUmemAllocationProp,
+    self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUmemAccess_flags_enum as Access,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags_enum as Granularity,
+    CUmemAllocationHandleType, CUmemAllocationHandleType_enum as Handles, CUmemAllocationProp,
     CUmemAllocationType_enum as AllocationType, CUmemLocation,
     CUmemLocationType_enum as LocationType, CUmemPool_attribute_enum as PoolAttribute,
     CUmemoryPool, CUstream,
 };
-use leasehold_core::Result;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Error, Result};
 use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 /// The properties of plain device memory: on one device, not shared with other processes.
@@ -34,11 +35,34 @@ fn plain(ordinal: u32) -> CUmemAllocationProp {
     }
 }
 
+/// The descriptor of the system that other processes import.
+const DESCRIPTOR: Handles = Handles::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// The properties of memory that other processes may map; `fabric`: on other hosts too.
+fn shareable(ordinal: u32, fabric: bool, rdma: bool) -> CUmemAllocationProp {
+    let mut properties = plain(ordinal);
+    // The driver takes a set of bits.
+    let fabric = if fabric { Handles::CU_MEM_HANDLE_TYPE_FABRIC.0 } else { 0 };
+    properties.requestedHandleTypes = CUmemAllocationHandleType(DESCRIPTOR.0 | fabric);
+    properties.allocFlags.gpuDirectRDMACapable = rdma.into();
+    properties
+}
+
 fn on(ordinal: u32) -> CUmemLocation {
     CUmemLocation { type_: LocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as c_int }
 }
 
 impl RealDriver {
+    /// Whether shareable memory of a device may be for its fabric, and for network devices.
+    fn shareable_by(&self, ordinal: u32) -> Result<[bool; 2]> {
+        let device = self.device(ordinal)?;
+        Ok([
+            Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+            Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+        ]
+        .map(|attribute| self.flag(device, attribute)))
+    }
+
     fn default_pool(&self, ordinal: u32) -> Result<CUmemoryPool> {
         let device = self.device(ordinal)?;
         let mut pool: CUmemoryPool = ptr::null_mut();
@@ -125,6 +149,64 @@ impl MemoryOps for RealDriver {
 
     unsafe fn memory_release(&self, memory: NativeMemory) -> Result<()> {
         drive!(self, cuMemRelease(memory.0))
+    }
+
+    fn shared_granularity(&self, ordinal: u32) -> Result<u64> {
+        let mut bytes = 0_usize;
+        let [fabric, rdma] = self.shareable_by(ordinal)?;
+        let properties = shareable(ordinal, fabric, rdma);
+        drive!(
+            self,
+            cuMemGetAllocationGranularity(
+                &raw mut bytes,
+                &raw const properties,
+                Granularity::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+            )
+        )?;
+        plausible::granularity("cuMemGetAllocationGranularity", bytes as u64)
+    }
+
+    fn shared_memory_create(&self, ordinal: u32, bytes: u64) -> Result<NativeMemory> {
+        let [fabric, rdma] = self.shareable_by(ordinal)?;
+        let create = |fabric| {
+            let mut memory = 0;
+            let properties = shareable(ordinal, fabric, rdma);
+            drive!(self, for bytes, cuMemCreate(&raw mut memory, bytes as usize, &raw const properties, 0))?;
+            Ok(NativeMemory(memory))
+        };
+        match create(fabric) {
+            // The device has a fabric, and this process no permission to use it.
+            Err(Error::Driver { .. }) if fabric => create(false),
+            created => created,
+        }
+    }
+
+    unsafe fn memory_export(&self, memory: NativeMemory) -> Result<OwnedFd> {
+        let mut descriptor: c_int = -1;
+        drive!(
+            self,
+            cuMemExportToShareableHandle(
+                (&raw mut descriptor).cast::<c_void>(),
+                memory.0,
+                DESCRIPTOR,
+                0
+            )
+        )?;
+        if descriptor < 0 {
+            return Err(Error::Unavailable(
+                "CUDA: the driver exported memory and gave no descriptor".into(),
+            ));
+        }
+        // SAFETY: the driver opened the descriptor for this call, and nobody else closes it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    fn memory_import(&self, descriptor: OwnedFd) -> Result<NativeMemory> {
+        let mut memory = 0;
+        // The driver takes the number itself in the place of a pointer, and keeps no descriptor.
+        let number = descriptor.as_raw_fd() as usize as *mut c_void;
+        drive!(self, cuMemImportFromShareableHandle(&raw mut memory, number, DESCRIPTOR))?;
+        Ok(NativeMemory(memory))
     }
 
     unsafe fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()> {

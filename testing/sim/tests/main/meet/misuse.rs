@@ -261,7 +261,7 @@ fn bad_arguments_are_refused_by_name() {
         (join("tp", 3, 1, 1), "rank 1 joins tp of 3 ranks; other ranks joined tp of 2"),
         (join("dp", 2, 1, 1), "rank 1 joins dp of 2 ranks"),
         (join("tp", 2, 1, 3), "device 3 of 3"),
-        (join("tp", 65, 64, 1), "rank 64 of 65"),
+        (join("tp", 1025, 1024, 1), "rank 1024 of 1025"),
     ] {
         let text = result.unwrap_err();
         assert!(text.contains(part), "{part} is not in: {text}");

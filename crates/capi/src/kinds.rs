@@ -1,0 +1,78 @@
+//! The kinds of objects that the runtime's functions name by handle, and their tables.
+//!
+//! This module must not know the C ABI.
+
+use crate::device::{Device, Opened};
+use crate::objects::{Kind, Objects};
+use leasehold::graph::GraphRecording;
+use leasehold::{Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream};
+use leasehold_core::sync::{Arc, Mutex};
+
+/// A runtime of an open device.
+pub(crate) struct OpenRuntime {
+    pub(crate) runtime: Runtime,
+    /// Keeps the device open.
+    _opened: Opened,
+}
+
+impl OpenRuntime {
+    /// # Errors
+    /// `InvalidArgument` for a device that was closed meanwhile.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        let opened = Device::opened(device)?;
+        Ok(Self { runtime: device.runtime.clone(), _opened: opened })
+    }
+}
+
+/// A buffer that a caller holds.
+pub(crate) struct HeldBuffer(pub(crate) Lease<Buffer>);
+
+/// A stream, live or of a recording.
+pub(crate) struct HeldStream {
+    /// The runtime with this stream as its own.
+    pub(crate) runtime: Runtime,
+    /// The recording that goes on, if the stream is of one.
+    pub(crate) recording: Mutex<Option<GraphRecording>>,
+}
+
+impl HeldStream {
+    pub(crate) fn live(stream: &Stream) -> Self {
+        Self { runtime: stream.runtime(), recording: Mutex::new(None) }
+    }
+
+    pub(crate) fn recorded(recording: GraphRecording) -> Self {
+        Self { runtime: recording.runtime().clone(), recording: Mutex::new(Some(recording)) }
+    }
+
+    #[inline]
+    pub(crate) fn stream(&self) -> &Stream {
+        self.runtime.stream()
+    }
+}
+
+/// An event that a caller holds.
+pub(crate) struct HeldEvent {
+    pub(crate) event: Lease<Event>,
+    /// An event asks its runtime's streams.
+    pub(crate) _runtime: Runtime,
+}
+
+macro_rules! kinds {
+    ($($table:ident: $kind:ty = $name:literal, $number:literal;)*) => {$(
+        impl Kind for $kind {
+            const NAME: &'static str = $name;
+            const NUMBER: u8 = $number;
+        }
+        pub(crate) static $table: Objects<$kind> = Objects::new();
+    )*};
+}
+
+kinds! {
+    RUNTIMES: OpenRuntime = "runtime", 0xa1;
+    BUFFERS: HeldBuffer = "buffer", 0xa2;
+    STREAMS: HeldStream = "stream", 0xa3;
+    EVENTS: HeldEvent = "event", 0xa4;
+    KERNELS: KernelBase = "kernel", 0xa5;
+    GRAPHS: Graph = "graph", 0xa6;
+    HOST_TIMELINES: HostTimeline = "host timeline", 0xa7;
+}

@@ -1,0 +1,220 @@
+/* The header leasehold.hpp, used rightly and wrongly. Prints "ok", or what is wrong, with status 1.
+ *
+ *     runtime [cpu:0 | sim-cuda:0]
+ */
+#include "leasehold.hpp"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#define THAT(condition)                                                                                                                          \
+    do {                                                                                                                                         \
+        if (!(condition)) {                                                                                                                      \
+            std::fprintf(stderr, "line %d: not so: %s: %s\n", __LINE__, #condition, leasehold_last_error());                                     \
+            std::exit(1);                                                                                                                        \
+        }                                                                                                                                        \
+    } while (0)
+
+/* The status that a call throws; LEASEHOLD_OK for none. */
+template <class Call> static int thrown(Call &&call) {
+    try {
+        call();
+        return LEASEHOLD_OK;
+    } catch (const leasehold::error &error) {
+        THAT(error.what()[0] != '\0');
+        return error.status();
+    }
+}
+
+/* Counts its copies. */
+struct counted {
+    static std::atomic<int> alive;
+    counted() { alive++; }
+    counted(const counted &) { alive++; }
+    counted(counted &&) noexcept { alive++; }
+    counted &operator=(const counted &) = default;
+    ~counted() { alive--; }
+};
+std::atomic<int> counted::alive{0};
+
+extern "C" {
+static void scale(const leasehold_tile *tile) {
+    float factor, *x = reinterpret_cast<float *>(static_cast<std::uintptr_t>(tile->bindings[0].address));
+    std::memcpy(&factor, tile->params, sizeof factor);
+    for (std::uint32_t i = 0; i < 4; i++) {
+        x[tile->tile[0] * 4 + i] *= factor;
+    }
+}
+}
+
+static leasehold::kernel scaled(std::atomic<int> &asked) {
+    counted c;
+    return leasehold::kernel::builder("scale")
+        .c_function(scale)
+        .cuda_c("extern \"C\" __global__ void scale(float *x, float a) { for (int i = 0; i < 4; i++) x[blockIdx.x * 4 + i] *= a; }")
+        .read_writes()
+        .params<float>()
+        .aligned(4)
+        .check([&asked, c](const leasehold_launch_info &launch) {
+            asked++;
+            if (launch.blocks[0] == 77) {
+                throw std::runtime_error("on purpose");
+            }
+            return launch.blocks[1] == 1 && launch.blocks[2] == 1 && launch.threads[0] == 1 && launch.binding_bytes[0] >= launch.blocks[0] * 16ull;
+        })
+        .define();
+}
+
+static void work(const leasehold::runtime &runtime, bool cpu) {
+    std::atomic<int> asked{0}, called{0};
+    const leasehold::stream stream = runtime.default_stream();
+    const leasehold::kernel kernel = scaled(asked);
+    kernel.prepare(runtime);
+    leasehold::buffer x = stream.upload(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8});
+    x.set_name("x");
+    stream.launch(kernel, 2, {x.read_write()}, 2.0f);
+    THAT((stream.download<float>(x) == std::vector<float>{2, 4, 6, 8, 10, 12, 14, 16}));
+    THAT((stream.download<float>(x.read(4, 8)) == std::vector<float>{4, 6}));
+    THAT(thrown([&] { stream.launch(kernel, 3, {x.read_write()}, 2.0f); }) == LEASEHOLD_INVALID_ARGUMENT);
+    THAT(thrown([&] { stream.launch(kernel, 77, {x.read_write()}, 2.0f); }) == LEASEHOLD_INVALID_ARGUMENT);
+    THAT(thrown([&] { stream.launch(kernel, 2, {x.read_write()}, 2.0); }) == LEASEHOLD_INVALID_ARGUMENT);
+    THAT(thrown([&] { stream.download<float>(x.read(0, 100)); }) == LEASEHOLD_INVALID_ARGUMENT);
+    THAT(asked == 3);
+
+    /* Copies hold, moves take along. */
+    leasehold::buffer copy = x, moved = std::move(copy);
+    THAT(!copy && moved && moved.get() == x.get());
+    const leasehold::buffer other = stream.alloc(32);
+    stream.copy(other, x);
+    x = leasehold::buffer();
+    THAT(stream.download<float>(moved)[0] == 2.0f && other.size() == 32);
+    copy = moved;
+    THAT(copy.get() == moved.get());
+    THAT(thrown([] { leasehold::buffer(0).size(); }) == LEASEHOLD_INVALID_ARGUMENT);
+
+    stream.fill(other, 1.5f);
+    stream.fill(other.write(0, 8), std::uint8_t(0));
+    THAT((stream.download<float>(other.read(4, 8)) == std::vector<float>{0, 1.5f}));
+    stream.copy_rows(other.write(), moved.read(), leasehold_rows{4, 2, 8, 16});
+    THAT(stream.download<float>(other)[2] == 10.0f);
+    const leasehold::buffer pinned = stream.alloc_pinned(32);
+    stream.copy(pinned, moved);
+    stream.synchronize();
+    THAT(static_cast<float *>(pinned.address())[7] == 16.0f);
+    if (cpu) {
+        static float memory[8];
+        std::atomic<int> done{0};
+        {
+            const leasehold::buffer wrapped = runtime.wrap(memory, sizeof memory, [&done, c = counted()] { done++; });
+            stream.copy(wrapped, moved);
+        }
+        runtime.synchronize();
+        THAT(done == 1 && memory[7] == 16.0f);
+    }
+
+    /* Events, points, calls. */
+    const leasehold::event start = runtime.create_event(), end = runtime.create_event();
+    const leasehold::stream second = runtime.create_stream("second", 1);
+    second.record(start);
+    const leasehold::point p = second.host_call([&called, c = counted()] { called++; });
+    second.record(end);
+    stream.wait(end);
+    stream.wait(p);
+    runtime.wait_all({p, stream.now()}, std::chrono::seconds(60));
+    THAT(called == 1 && runtime.wait_any({p}) == 0);
+    THAT(end.elapsed_since(start).count() >= 0 && end.query() && end.last().timeline == p.timeline);
+    end.synchronize(std::chrono::seconds(60));
+    std::atomic<int> completed{-1};
+    second.on_complete([&completed, c = counted()](int status) { completed = status; });
+    second.synchronize();
+    THAT(completed == LEASEHOLD_OK && second.query());
+    second.flush();
+    second.native();
+    second.set_name("another name");
+    if (runtime.describe().features & LEASEHOLD_FEATURE_FOREIGN_CALLS) {
+        second.foreign_call({moved.read()}, [&called](std::uintptr_t, const leasehold_binding *bindings, std::size_t count) {
+            called += static_cast<int>(count) + (bindings[0].bytes == 32);
+        });
+        second.synchronize();
+        THAT(called == 3);
+    }
+    second.host_call([] { throw std::runtime_error("on purpose"); });
+    THAT(thrown([&] { second.synchronize(); }) == LEASEHOLD_FAILED);
+
+    /* A graph, and a recording that fails. */
+    const leasehold::buffer y = stream.upload(std::vector<float>{1, 1, 1, 1});
+    std::uint32_t node = 99;
+    const leasehold::graph graph = runtime.record([&](const leasehold::stream &recorded) {
+        const leasehold::buffer scratch = recorded.alloc(16);
+        recorded.copy(scratch, y);
+        node = recorded.next_node();
+        recorded.launch(kernel, 1, {scratch.read_write()}, 3.0f);
+        recorded.copy(y, scratch);
+        recorded.host_call([c = counted()] {});
+    });
+    graph.launch(stream);
+    THAT(stream.download<float>(y)[3] == 3.0f && node == 1);
+    const float five = 5.0f;
+    graph.update({leasehold::graph::params(node, five)});
+    graph.launch(stream);
+    THAT(stream.download<float>(y)[0] == 15.0f && graph.describe().launches == 2 && graph.nodes()[0] == '[');
+    const leasehold::buffer z = stream.upload(std::vector<float>{2, 2, 2, 2});
+    graph.update({leasehold::graph::replace(y, z)});
+    graph.launch(stream);
+    THAT(stream.download<float>(z)[0] == 10.0f && stream.download<float>(y)[0] == 15.0f);
+    THAT(thrown([&] {
+             runtime.record([&](const leasehold::stream &recorded) {
+                 recorded.host_call([c = counted()] {});
+                 recorded.synchronize();
+             });
+         }) == LEASEHOLD_INVALID_STATE);
+    bool passed = false;
+    try {
+        runtime.record([](const leasehold::stream &) { throw 7; });
+    } catch (int) {
+        passed = true;
+    }
+    THAT(passed);
+
+    /* A host timeline, signalled by another thread. */
+    const leasehold::host_timeline timeline = runtime.create_host_timeline();
+    const leasehold::stream third = runtime.create_stream();
+    const leasehold::point go = timeline.next();
+    third.wait(go);
+    const leasehold::point filled = third.fill(z, 4.0f);
+    THAT(thrown([&] { third.synchronize(std::chrono::milliseconds(1)); }) == LEASEHOLD_TIMEOUT);
+    std::thread signals([&] { timeline.signal(go.value); });
+    runtime.wait_all({filled});
+    signals.join();
+    timeline.fail("on purpose");
+    THAT(thrown([&] { leasehold::check(leasehold_stream_wait_point(third.get(), timeline.next())); third.synchronize(); }) != LEASEHOLD_OK);
+}
+
+int main(int argc, char **argv) {
+    const std::string name = argc > 1 ? argv[1] : "cpu:0";
+    THAT(thrown([] { leasehold::device("nothing:0"); }) != LEASEHOLD_OK);
+    {
+        const leasehold::device device(name);
+        leasehold::runtime runtime(device);
+        work(runtime, name == "cpu:0");
+        runtime.synchronize();
+        while (counted::alive != 0) {
+            runtime.synchronize();
+        }
+        THAT(runtime.describe().allocated_bytes == 0);
+        runtime.close(std::chrono::seconds(60));
+    }
+#ifdef LEASEHOLD_SIM
+    if (name != "cpu:0") {
+        char *races;
+        leasehold::check(leasehold_sim_races(&races));
+        THAT(*races == '\0');
+        leasehold_text_free(races);
+    }
+#endif
+    std::printf("ok\n");
+    return 0;
+}
