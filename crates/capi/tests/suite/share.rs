@@ -2,7 +2,6 @@
 #![cfg(target_os = "linux")]
 
 use crate::*;
-use leasehold_capi::*;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::null;
 

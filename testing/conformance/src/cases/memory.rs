@@ -386,7 +386,7 @@ fn shareable(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     if !env.device().caps().shareable {
         let refused = ShareablePool::new(&runtime, "shared").map(drop);
-        return expect_error(refused, "Unsupported", "a pool that the capabilities rule out");
+        return expect_error(refused, "Unsupported", "a pool that the capabilities rule out").map(drop);
     }
     let pool = ShareablePool::new(&runtime, "shared")?;
     let words: Vec<u32> = (0..10_000).collect();
@@ -418,7 +418,7 @@ fn shareable(env: &Env) -> Outcome {
     let sharing = env.device().sharing()?;
     let (pipe, _end) = std::io::pipe().map_err(Error::from)?;
     let wrong = sharing.import(pipe.into(), sharing.granule()).map(drop);
-    expect_error(wrong, "InvalidArgument", "a descriptor of a pipe")
+    expect_error(wrong, "InvalidArgument", "a descriptor of a pipe").map(drop)
 }
 
 fn rounding(env: &Env) -> Outcome {
