@@ -69,6 +69,7 @@ plant HandoverSkipped cpu:0
 plant OpenedTwice sim:0
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
+plant WrittenReadEarly cuda:0 --sim
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
 # it. The tests of leasehold-cuda-sim do.
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \

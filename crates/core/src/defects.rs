@@ -19,6 +19,8 @@ pub enum Defect {
     ReadUnmarked,
     /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
+    /// `hal`: a node of a graph may read early what another node of the graph writes.
+    WrittenReadEarly,
     /// `leasehold`: a write does not wait for the reads since the last write.
     WriteBeforeRead,
     /// `leasehold`: a graph treats a buffer that it reads and then writes as only read.
@@ -73,12 +75,13 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` looks for.
-    pub const ALL: [Defect; 23] = [
+    pub const ALL: [Defect; 24] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
         Defect::ReadUnmarked,
         Defect::ReadBeforeWrite,
+        Defect::WrittenReadEarly,
         Defect::WriteBeforeRead,
         Defect::WriteUnrecorded,
         Defect::OldBuffers,

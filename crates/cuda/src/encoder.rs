@@ -11,6 +11,7 @@
 //! ```text
 //! extern "C" __global__ void name(T0* b0, …, Tn* bn, Params p)
 //! ```
+//! A kernel that can read bindings early takes a `u32` behind these, the grant of the launch.
 //!
 //! This module must not know what holds work back.
 
@@ -31,7 +32,8 @@ use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 
 /// Bytes of the largest argument buffer.
-pub(crate) const ARGUMENTS: usize = Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize;
+pub(crate) const ARGUMENTS: usize =
+    Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize + size_of::<u32>();
 
 /// A launch's arguments.
 #[repr(align(16))]
@@ -42,18 +44,21 @@ impl Arguments {
         Self([MaybeUninit::uninit(); ARGUMENTS])
     }
 
-    /// Fills the buffer with a dispatch's arguments.
+    /// Fills the buffer with a dispatch's arguments. `early` has the bindings that its kernel may
+    /// read early.
     #[inline]
-    pub(crate) fn fill(&mut self, d: &Dispatch<'_>) -> Result<&[u8]> {
-        let len = d.bindings.len() * 8 + d.params.len();
+    pub(crate) fn fill(&mut self, d: &Dispatch<'_>, early: u32) -> Result<&[u8]> {
+        let given = d.bindings.len() * 8 + d.params.len();
+        let word = if d.pipeline.early_reads != 0 { size_of::<u32>() } else { 0 };
+        let len = given + word;
         if len > ARGUMENTS {
             return Err(Error::invalid(format!(
                 "{len} bytes of arguments; the limit is {ARGUMENTS}"
             )));
         }
         let to = self.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: `len` bytes fit (checked above). The sources are slices. The loop and the copy
-        // write all of the first `len` bytes.
+        // SAFETY: `len` bytes fit (checked above). The sources are slices. The loop, the copy and
+        // the word behind them write all of the first `len` bytes.
         unsafe {
             for (i, b) in d.bindings.iter().enumerate() {
                 to.add(i * 8).cast::<u64>().write(b.addr);
@@ -63,14 +68,18 @@ impl Arguments {
                 to.add(d.bindings.len() * 8),
                 d.params.len(),
             );
+            if word != 0 {
+                to.add(given).cast::<u32>().write_unaligned(early);
+            }
             Ok(std::slice::from_raw_parts(to, len))
         }
     }
 }
 
 /// A dispatch in the driver's form.
-pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8]) -> Launch<'a> {
+pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8], early: u32) -> Launch<'a> {
     Launch {
+        early: (d.pipeline.early_reads != 0).then_some(early),
         function: NativeFunction(d.pipeline.native),
         grid: d.grid,
         block: d.block,
@@ -261,10 +270,10 @@ impl<'a, 's> Encoder<'a, 's> {
             return Ok(());
         }
         let mut arguments = Arguments::new();
-        let args = arguments.fill(d)?;
+        let args = arguments.fill(d, 0)?;
         // SAFETY: the caller vouches for the bindings' memory. Numbers and sizes were checked
         // against the pipeline, and the pipeline's own against the function.
-        self.took(unsafe { self.ops.launch(self.stream, &launch(d, args)) })
+        self.took(unsafe { self.ops.launch(self.stream, &launch(d, args, 0)) })
     }
 
     /// # Safety
@@ -348,16 +357,28 @@ pub(crate) fn check_function(
     name: &str,
     bindings: usize,
     params: u32,
+    early_reads: u32,
     info: &FunctionInfo,
 ) -> Result<()> {
     let Some(declared) = &info.params else { return Ok(()) };
     let wrong = |why: String| {
         Error::invalid(format!(
-            "kernel {name}: {why}; it must take {bindings} pointers and then {params} bytes of parameters, and takes {declared:?} \
-             (offsets and sizes)"
+            "kernel {name}: {why}; it must take {bindings} pointers and then {params} bytes of parameters{}, and takes {declared:?} \
+             (offsets and sizes)",
+            if early_reads == 0 { "" } else { " and a word of its early reads" }
         ))
     };
     let bytes = 8 * bindings as u32;
+    let declared = match declared.split_last() {
+        _ if early_reads == 0 => &declared[..],
+        Some((&last, rest)) if last == (bytes + params, 4) => rest,
+        _ => {
+            return Err(wrong(format!(
+                "no parameter of four bytes is at {}, behind the others",
+                bytes + params
+            )));
+        }
+    };
     for i in 0..bindings {
         if declared.get(i) != Some(&(8 * i as u32, 8)) {
             return Err(wrong(format!("parameter {i} of its function is no pointer in its place")));

@@ -45,8 +45,8 @@ pub unsafe trait GraphExec: Any + Send + Sync {
     /// # Safety
     /// - No launch of this exec is in flight, and no other thread launches or updates during the
     ///   call.
-    /// - The plan's dependencies stay right. At a launch the changed operations meet the contract
-    ///   of [`Stream::submit`](crate::Stream::submit).
+    /// - The plan's dependencies and early reads stay right. At a launch the changed operations
+    ///   meet the contract of [`Stream::submit`](crate::Stream::submit).
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
 
     /// The backend's object: the word by which a stream finds the graph that an

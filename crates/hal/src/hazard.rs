@@ -7,9 +7,14 @@
 //! Eager streams do not use this module. They use the timepoints in a buffer's record (document
 //! 002's stream order), which costs a few loads.
 //!
+//! [`Written`] answers another question: which memory does no operation of a list write? A kernel
+//! may read such memory before the operations in front of it are over.
+//!
 //! This module must not know what a node is.
 
 use crate::kernel::Access;
+use crate::list::OpList;
+use crate::op::Op;
 use leasehold_core::defects::{Defect, planted};
 use std::collections::BTreeMap;
 
@@ -136,5 +141,47 @@ impl Tracker {
         for (start, end) in self.gaps.drain(..) {
             self.segments.insert(start, Segment { end, write: None, reads: vec![node] });
         }
+    }
+}
+
+/// The memory that a list of operations writes.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// Ranges that do not touch, by start.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Written {
+    /// What the operations write. `None` if one of them may write more than it declares: a host
+    /// call, a wait for other work, a graph.
+    pub(crate) fn by(ops: &OpList) -> Option<Self> {
+        let mut all = Vec::new();
+        for op in ops.iter() {
+            if op.is_barrier() && !matches!(op, Op::WriteTimestamp(_)) {
+                return None;
+            }
+            op.for_each_access(|addr, len, access| {
+                let end = addr.saturating_add(len);
+                if access.writes() && addr < end && !planted(Defect::WrittenReadEarly) {
+                    all.push((addr, end));
+                }
+            });
+        }
+        all.sort_unstable();
+        let mut ranges: Vec<(u64, u64)> = Vec::with_capacity(all.len());
+        for (from, to) in all {
+            match ranges.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ => ranges.push((from, to)),
+            }
+        }
+        Some(Self { ranges })
+    }
+
+    /// Whether an operation writes one of `len` bytes at `addr`.
+    pub(crate) fn meets(&self, addr: u64, len: u64) -> bool {
+        let end = addr.saturating_add(len);
+        let next = self.ranges.partition_point(|r| r.1 <= addr);
+        addr < end && self.ranges.get(next).is_some_and(|r| r.0 < end)
     }
 }

@@ -170,10 +170,21 @@ pub struct KernelDesc<'a> {
     /// Whether the code itself waits for the kernels in front of it (CUDA: programmatic dependent
     /// launch). Its blocks may then begin in a graph while the previous kernel still runs. Such
     /// code keeps this rule where it is compiled for compute capability 9.0 or newer: every block
-    /// executes `griddepcontrol.wait`, and a thread reads and writes bindings only after this. A
-    /// prefetch into the L2 cache is no read. Other backends and devices ignore the field.
+    /// executes `griddepcontrol.wait`, and a thread reads and writes bindings only after this, but
+    /// for [`early_reads`](Self::early_reads). A prefetch into the L2 cache is no read. Other
+    /// backends and devices ignore the field.
     /// Default: `false`.
     pub dependent_launch: bool,
+    /// The bindings that the code can read before it waits, bit `i` for binding `i`. Only a kernel
+    /// with [`dependent_launch`](Self::dependent_launch) has any, and it only reads them.
+    ///
+    /// The code reads such a binding early only if a launch grants it. A graph grants those that
+    /// none of its operations writes ([`Plan::early_reads`](crate::Plan::early_reads)). An eager
+    /// launch grants none. On CUDA, a kernel with this field takes one word more, behind its
+    /// parameters: the bits of the grant. Its parameters have a multiple of four bytes then. Other
+    /// backends ignore the field.
+    /// Default: 0.
+    pub early_reads: u32,
 }
 
 impl<'a> KernelDesc<'a> {
@@ -196,6 +207,7 @@ impl<'a> KernelDesc<'a> {
             alignment: Cow::Borrowed(&[]),
             overlap: Overlap::Refused,
             dependent_launch: false,
+            early_reads: 0,
         }
     }
 
@@ -235,6 +247,15 @@ impl<'a> KernelDesc<'a> {
         self
     }
 
+    /// Says that the code can read these bindings before it waits, by the rule of
+    /// [`early_reads`](Self::early_reads).
+    #[must_use]
+    pub fn reading_early(mut self, bindings: &[u32]) -> Self {
+        // A number that is no binding stays one: bit 31 is beyond the limit of 30.
+        self.early_reads = bindings.iter().fold(self.early_reads, |all, &i| all | 1 << i.min(31));
+        self
+    }
+
     /// The alignment that binding `i` must have.
     #[must_use]
     pub fn alignment_of(&self, i: usize) -> u32 {
@@ -249,7 +270,9 @@ impl<'a> KernelDesc<'a> {
     /// # Errors
     /// `InvalidArgument` for more than 30 bindings, more than 4,096 bytes of parameters, or an
     /// empty name or entry. The same for alignments that are no powers of two, and for another
-    /// number of alignments than none, one, or one for each binding.
+    /// number of alignments than none, one, or one for each binding. The same for early reads of
+    /// what is no binding or is written, of a kernel that does not wait itself, and of one whose
+    /// parameters do not have a multiple of four bytes.
     pub fn validate(&self) -> Result<()> {
         use crate::info::Limits;
         if self.name.is_empty() {
@@ -288,6 +311,25 @@ impl<'a> KernelDesc<'a> {
                 self.name
             )));
         }
+        let read = |i: usize| matches!(self.bindings.get(i), Some(Access::Read));
+        if let Some(i) = (0..32).find(|&i| self.early_reads >> i & 1 != 0 && !read(i)) {
+            return Err(Error::invalid(format!(
+                "kernel {}: it cannot read {i} early, which is no binding that it only reads",
+                self.name
+            )));
+        }
+        if self.early_reads != 0 && !self.dependent_launch {
+            return Err(Error::invalid(format!(
+                "kernel {}: it cannot read early, because it does not wait itself (dependent_launch)",
+                self.name
+            )));
+        }
+        if self.early_reads != 0 && !self.params.is_multiple_of(4) {
+            return Err(Error::invalid(format!(
+                "kernel {}: it has {} bytes of parameters, and the word of its early reads needs a multiple of four in front",
+                self.name, self.params
+            )));
+        }
         Ok(())
     }
 }
@@ -309,6 +351,8 @@ pub struct Pipeline {
     /// Whether the code waits itself for the kernels in front of it on this device
     /// ([`KernelDesc::dependent_launch`]). Default: `false`, which a backend may change.
     pub dependent_launch: bool,
+    /// The bindings that the code can read before it waits ([`KernelDesc::early_reads`]).
+    pub early_reads: u32,
     /// A pipeline must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
@@ -325,6 +369,7 @@ impl Pipeline {
             params: desc.params,
             block_threads,
             dependent_launch: false,
+            early_reads: desc.early_reads,
             _place: PhantomPinned,
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! This module must not know which device will run it.
 
-use crate::hazard::Tracker;
+use crate::hazard::{Tracker, Written};
 use crate::list::OpList;
+use crate::op::Op;
 
 /// A list of operations with dependencies, in topological order.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,8 @@ pub struct Plan {
     /// The start of the predecessors of node `i`: `pred[pred_at[i]..pred_at[i + 1]]`. One entry
     /// longer than `ops`.
     pub pred_at: Vec<u32>,
+    /// What [`early_reads`](Self::early_reads) returns, by node. Shorter if the rest is 0.
+    pub early: Vec<u32>,
 }
 
 impl Plan {
@@ -60,7 +63,20 @@ impl Plan {
             pred.extend_from_slice(&deps);
             pred_at.push(pred.len() as u32);
         }
-        Self { ops, pred, pred_at }
+        let early = grants(&ops);
+        Self { ops, pred, pred_at, early }
+    }
+
+    /// The bindings that node `i` may read before the nodes in front of it are over, bit `b` for
+    /// binding `b`. They are those that its kernel can read early
+    /// ([`KernelDesc::early_reads`](crate::KernelDesc::early_reads)) and that no node writes.
+    ///
+    /// Nobody else writes them meanwhile, because a launch comes after all earlier writes of its
+    /// memory and before all later ones. So the one condition for a backend is that no node begins
+    /// before the launch does.
+    #[must_use]
+    pub fn early_reads(&self, i: usize) -> u32 {
+        self.early.get(i).copied().unwrap_or(0)
     }
 
     /// The number of nodes.
@@ -90,6 +106,23 @@ impl Plan {
     pub fn is_chain(&self) -> bool {
         (1..self.len()).all(|i| self.predecessors(i).contains(&(i as u32 - 1)))
     }
+}
+
+/// For each operation, the bindings that it may read early. Empty if there are none.
+fn grants(ops: &OpList) -> Vec<u32> {
+    let asks = |op: &Op<'_>| matches!(op, Op::Dispatch(d) if d.pipeline.early_reads != 0);
+    if !ops.iter().any(|op| asks(&op)) {
+        return Vec::new();
+    }
+    let Some(written) = Written::by(ops) else { return Vec::new() };
+    let of = |op: Op<'_>| match op {
+        Op::Dispatch(d) => (0..d.bindings.len().min(32))
+            .filter(|&i| d.pipeline.early_reads >> i & 1 != 0)
+            .filter(|&i| !written.meets(d.bindings[i].addr, d.bindings[i].len))
+            .fold(0, |all, i| all | 1 << i),
+        _ => 0,
+    };
+    ops.iter().map(of).collect()
 }
 
 /// The number of edges that the reduction follows backwards from one node to find its redundant

@@ -33,7 +33,8 @@ fn made(
 }
 
 /// Runs a launch of `entry` after the checks of the CPU kernel `spec`, with blocks and threads in
-/// reverse order on request. Returns whether the launch has a geometry.
+/// reverse order on request. `early` is the word of a kernel that can read early. Returns whether
+/// the launch has a geometry.
 ///
 /// # Safety
 /// - The bindings are live memory, which no other code accesses meanwhile.
@@ -43,7 +44,7 @@ unsafe fn run(
     (entry, spec): (&str, &KernelSpec),
     geometry: std::result::Result<Grid, Refusal>,
     (params, bindings): (&[u8], &[Binding]),
-    reverse: bool,
+    (reverse, early): (bool, Option<u32>),
 ) -> Result<bool> {
     let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
     spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
@@ -55,10 +56,12 @@ unsafe fn run(
         writes: b.access.writes(),
     };
     let operands: Vec<Operand> = bindings.iter().map(operand).collect();
+    let word = early.map(u32::to_le_bytes);
+    let params = [params, word.as_ref().map_or(&[], |word| &word[..])].concat();
     let launch = Launch {
         kernel: entry,
         operands: &operands,
-        params,
+        params: &params,
         grid: blocks,
         block: threads,
         shared,
@@ -95,8 +98,9 @@ impl EmulatedCuda {
         Ok(made(&MADE, compile)?.map(Self))
     }
 
-    /// Runs a launch of an entry, with blocks and threads in reverse order on request. Returns
-    /// whether CUDA has a geometry for the launch.
+    /// Runs a launch of an entry, with blocks and threads in reverse order on request. With `early`
+    /// the kernel may read early all that it can. Returns whether CUDA has a geometry for the
+    /// launch.
     ///
     /// # Errors
     /// `InvalidArgument` for an unknown entry, and for parameters or operands that it refuses.
@@ -109,6 +113,7 @@ impl EmulatedCuda {
         params: &[u8],
         bindings: &[Binding],
         reverse: bool,
+        early: bool,
     ) -> Result<bool> {
         let of = |cuda: &'static CudaSpec| Some((cuda, KernelSpec::find(cuda.name)?));
         let (cuda, spec) = CudaSpec::all()
@@ -119,9 +124,11 @@ impl EmulatedCuda {
             return Err(Error::invalid(format!("{entry} does not take these parameters")));
         }
         let geometry = cuda.geometry(params);
+        let reads = cuda.early_reads(spec);
+        let early = (reads != 0).then_some(if early { reads } else { 0 });
         // SAFETY: the caller vouches for the bindings. A CUDA kernel has the operands and the
         // parameters of the CPU kernel with its name.
-        unsafe { run(&self.0, (entry, spec), geometry, (params, bindings), reverse) }
+        unsafe { run(&self.0, (entry, spec), geometry, (params, bindings), (reverse, early)) }
     }
 }
 
@@ -165,7 +172,7 @@ impl EmulatedMps {
         let geometry = mps.geometry(params);
         // SAFETY: the caller vouches for the bindings. A Metal kernel has the operands and the
         // parameters of the CPU kernel with its name.
-        unsafe { run(&self.0, (name, spec), geometry, (params, bindings), reverse) }
+        unsafe { run(&self.0, (name, spec), geometry, (params, bindings), (reverse, None)) }
     }
 }
 
@@ -177,9 +184,10 @@ impl EmulatedMps {
 pub fn emulate_cuda(registry: &KernelRegistry) -> Result<bool> {
     let Some(kernels) = EmulatedCuda::new()? else { return Ok(false) };
     simulate_with(registry, move |entry, _, launch| {
+        let (params, bindings) = (launch.params_bytes(), launch.bindings());
         // SAFETY: the machine has checked that the bindings lie in live memory, and has translated
         // them for the duration of the call. No other code runs meanwhile.
-        let ran = unsafe { kernels.run(entry, launch.params_bytes(), launch.bindings(), false) };
+        let ran = unsafe { kernels.run(entry, params, bindings, false, true) };
         ran.map(drop)
     })?;
     Ok(true)

@@ -106,6 +106,10 @@ fn describe(
         overlap: if spec.in_place { Overlap::InPlace } else { Overlap::Refused },
         // Of the sources, those in CUDA C++ wait: all call `begin` or `wait_for_previous`.
         dependent_launch: matches!(division, Division::Blocks(_)),
+        early_reads: match division {
+            Division::Blocks(cuda) => cuda.early_reads(spec),
+            Division::Tiles | Division::Groups(_) => 0,
+        },
         ..KernelDesc::new(spec.name, source, &bindings, check)
     }
 }

@@ -29,7 +29,8 @@ pub fn simulate(registry: &KernelRegistry) -> Result<()> {
 pub(crate) fn simulate_with(registry: &KernelRegistry, run: impl Run) -> Result<()> {
     for cuda in CudaSpec::all() {
         let geometry = move |params: &[u8]| CudaSpec::geometry(cuda, params);
-        register(registry, cuda.entry, cuda.name, geometry, run.clone())?;
+        let early = |spec: &KernelSpec| cuda.early_reads(spec) != 0;
+        register(registry, (cuda.entry, cuda.name), geometry, early, run.clone())?;
     }
     Ok(())
 }
@@ -46,7 +47,7 @@ pub fn simulate_mps(registry: &KernelRegistry) -> Result<()> {
 pub(crate) fn simulate_mps_with(registry: &KernelRegistry, run: impl Run) -> Result<()> {
     for mps in MPS_KERNELS {
         let geometry = move |params: &[u8]| MpsSpec::geometry(mps, params);
-        register(registry, mps.name, mps.name, geometry, run.clone())?;
+        register(registry, (mps.name, mps.name), geometry, |_| false, run.clone())?;
     }
     Ok(())
 }
@@ -62,12 +63,13 @@ impl<F> Run for F where
 {
 }
 
-/// Registers the kernel called `name` under the name of its entry.
+/// Registers the kernel called `name` under the name of its entry. `early` says whether it can read
+/// operands early.
 fn register(
     registry: &KernelRegistry,
-    entry: &'static str,
-    name: &str,
+    (entry, name): (&'static str, &str),
     geometry: impl Fn(&[u8]) -> std::result::Result<Grid, Refusal> + Send + Sync + 'static,
+    early: impl FnOnce(&KernelSpec) -> bool,
     run: impl Run,
 ) -> Result<()> {
     let spec = KernelSpec::find(name)
@@ -84,6 +86,7 @@ fn register(
         run(entry, spec, launch)
     });
     let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
+    let made = if early(spec) { made.reading_early() } else { made };
     let dense = DENSE.contains(&spec.name);
     registry.register(entry, if dense { made } else { made.leaving_gaps() });
     Ok(())

@@ -19,6 +19,9 @@ pub enum TestKernel {
     Fill,
     /// `out[i] = a[i] + b[i]`, wrapping. Bindings: a, b, out.
     Add,
+    /// The same as [`Add`](Self::Add), for a kernel that waits itself for the one in front of it,
+    /// and can read `a` and `b` early ([`KernelDesc::early_reads`]).
+    EarlyAdd,
     /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
     /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.
     /// Parameters: limit (`u32`). One block. Not for a device that completes one operation before
@@ -33,9 +36,10 @@ pub enum TestKernel {
 
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 5] = [
+    pub const ALL: [TestKernel; 6] = [
         TestKernel::Fill,
         TestKernel::Add,
+        TestKernel::EarlyAdd,
         TestKernel::SpinUntilFlag,
         TestKernel::Trap,
         TestKernel::OutOfBounds,
@@ -50,6 +54,7 @@ impl TestKernel {
         match self {
             TestKernel::Fill => "conformance_fill",
             TestKernel::Add => "conformance_add",
+            TestKernel::EarlyAdd => "conformance_early_add",
             TestKernel::SpinUntilFlag => "conformance_spin",
             TestKernel::Trap => "conformance_trap",
             TestKernel::OutOfBounds => "conformance_out_of_bounds",
@@ -61,10 +66,16 @@ impl TestKernel {
     pub fn bindings(self) -> &'static [Access] {
         match self {
             TestKernel::Fill | TestKernel::OutOfBounds => &[Access::Write],
-            TestKernel::Add => &[Access::Read, Access::Read, Access::Write],
+            TestKernel::Add | TestKernel::EarlyAdd => &[Access::Read, Access::Read, Access::Write],
             TestKernel::SpinUntilFlag => &[Access::Read, Access::Write],
             TestKernel::Trap => &[],
         }
+    }
+
+    /// The bindings that it can read early, bit `i` for binding `i`.
+    #[must_use]
+    pub fn early_reads(self) -> u32 {
+        if self == TestKernel::EarlyAdd { 0b11 } else { 0 }
     }
 
     /// Bytes of the parameters.
@@ -72,7 +83,9 @@ impl TestKernel {
     pub fn params(self) -> u32 {
         match self {
             TestKernel::Fill | TestKernel::SpinUntilFlag => 4,
-            TestKernel::Add | TestKernel::Trap | TestKernel::OutOfBounds => 0,
+            TestKernel::Add | TestKernel::EarlyAdd | TestKernel::Trap | TestKernel::OutOfBounds => {
+                0
+            }
         }
     }
 }

@@ -136,7 +136,7 @@ impl TestKernel {
     pub fn function(self) -> CpuFn {
         match self {
             TestKernel::Fill => fill,
-            TestKernel::Add => add,
+            TestKernel::Add | TestKernel::EarlyAdd => add,
             TestKernel::SpinUntilFlag => spin,
             TestKernel::Trap => trap,
             TestKernel::OutOfBounds => out_of_bounds,
@@ -148,6 +148,8 @@ impl TestKernel {
     pub fn with_source(self, source: KernelSource<'static>) -> KernelDesc<'static> {
         KernelDesc {
             params: self.params(),
+            dependent_launch: self.early_reads() != 0,
+            early_reads: self.early_reads(),
             ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
     }
@@ -161,9 +163,10 @@ impl TestKernel {
                 return Err(Error::invalid("a grid of one dimension"));
             };
             match self {
-                TestKernel::Fill | TestKernel::Add => (0..launch.bindings()).try_for_each(|i| {
-                    launch.want(i, u64::from(blocks) * u64::from(Self::BLOCK) * 4)
-                }),
+                TestKernel::Fill | TestKernel::Add | TestKernel::EarlyAdd => (0..launch.bindings())
+                    .try_for_each(|i| {
+                        launch.want(i, u64::from(blocks) * u64::from(Self::BLOCK) * 4)
+                    }),
                 TestKernel::SpinUntilFlag if blocks != 1 => {
                     Err(Error::invalid("one block looks at the flag"))
                 }

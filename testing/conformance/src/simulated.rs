@@ -36,7 +36,9 @@ pub unsafe fn kernels() -> KernelRegistry {
             // SAFETY: every launch has elements for each block (this function's contract).
             other => unsafe { KernelBody::cpu(other.function()) },
         };
-        registry.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
+        let spec = KernelSpec::new(kernel.bindings(), kernel.params(), body);
+        let spec = if kernel.early_reads() != 0 { spec.reading_early() } else { spec };
+        registry.register(kernel.name(), spec);
     }
     registry
 }

@@ -142,7 +142,8 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, node, kind)
     }
 
-    /// The simulated device runs a kernel at one moment, so the second kernel simply follows.
+    /// The simulated device runs a kernel at one moment, so the second kernel simply follows. Only
+    /// the race detector takes its early reads for earlier.
     unsafe fn graph_add_dependent_kernel(
         &self,
         graph: NativeGraph,
@@ -150,8 +151,12 @@ impl GraphOps for SimDriver {
         launch: &Launch<'_>,
     ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddDependencies";
-        // SAFETY: by the caller's contract.
-        let node = unsafe { self.graph_add_kernel(graph, &[after], launch) }?;
+        let scope = self.enter("cuGraphAddKernelNode")?;
+        let (mut node, kind) = self.lock().kernel_call(API, scope, launch)?.node();
+        if let Node::Kernel(call) = &mut node {
+            call.dependent = true;
+        }
+        let node = self.add("cuGraphAddKernelNode", graph, &[after], node, kind)?;
         self.enter(API)?;
         let kind = self.lock().graph(API, graph)?.nodes.get(&after.0).map(|n| n.kind);
         match kind {

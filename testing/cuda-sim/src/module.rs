@@ -446,7 +446,9 @@ impl ModuleOps for SimDriver {
             None => {
                 let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
                 let rest = (spec.bindings.len() as u32 * 8, spec.params);
-                pointers.chain((spec.params > 0).then_some(rest)).collect()
+                let word = (rest.0 + rest.1, size_of::<u32>() as u32);
+                let rest = [(spec.params > 0).then_some(rest), spec.early.then_some(word)];
+                pointers.chain(rest.into_iter().flatten()).collect()
             }
         };
         let (major, minor) = self.config.compute_capability;

@@ -101,6 +101,16 @@ impl Tables {
         }
         // A structure may be padded behind the last of a kernel's parameters.
         let padding = if function.params.is_some() && params > 0 { 7 } else { 0 };
+        // The word of the grant is behind the parameters, of which an emulated function has it as
+        // one.
+        let word = if kernel.spec.early { size_of::<u32>() } else { 0 };
+        let params = params + word;
+        if launch.early.is_some_and(|bits| !launch.args.ends_with(&bits.to_le_bytes())) {
+            return Err(Error::invalid(format!(
+                "kernel {}: its last argument is no grant of early reads",
+                kernel.name
+            )));
+        }
         match launch.args.len() {
             less if less < pointers + params => return Err(refuse(api, code::INVALID_VALUE)),
             more if more > pointers + params + padding => {
@@ -122,7 +132,9 @@ impl Tables {
             block: launch.block,
             shared: launch.shared,
             bindings: launch.bindings.to_vec(),
-            params: launch.args[pointers..].to_vec(),
+            params: launch.args[pointers..launch.args.len() - word].to_vec(),
+            early: launch.early.unwrap_or(0),
+            dependent: false,
         };
         Ok(Work::Kernel(call, scope.context))
     }

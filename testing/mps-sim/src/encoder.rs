@@ -149,6 +149,8 @@ impl EncoderState {
             shared,
             bindings,
             params,
+            early: 0,
+            dependent: false,
         })
     }
 }

@@ -111,10 +111,20 @@ impl Kernel {
         }
     }
 
-    /// The kernel's description with a source.
+    /// Whether the kernel is described as one that can read its first binding early.
+    #[must_use]
+    pub fn reads_early(self) -> bool {
+        self == Kernel::Scale
+    }
+
+    /// The kernel's description with a source. Compiled for compute capability 7.5, the sources for
+    /// CUDA need not wait themselves, and they are described as if they did. So graphs of the
+    /// simulated driver have dependent launches.
     #[must_use]
     pub fn desc(self, source: KernelSource<'static>) -> KernelDesc<'static> {
         KernelDesc {
+            dependent_launch: true,
+            early_reads: u32::from(self.reads_early()),
             params: size_of::<Params>() as u32,
             ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }

@@ -379,7 +379,9 @@ fn machine_config(seed: u64) -> MachineConfig {
             unsafe { KernelBody::cpu(kernel.function()) },
         );
         // An update of a graph may leave blocks out, and what they would write is as it was.
-        kernels.register(kernel.name(), spec.leaving_gaps());
+        let spec = spec.leaving_gaps();
+        let spec = if kernel.reads_early() { spec.reading_early() } else { spec };
+        kernels.register(kernel.name(), spec);
     }
     MachineConfig::seed(seed).devices(2, MEMORY).kernels(kernels)
 }

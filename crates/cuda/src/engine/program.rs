@@ -145,7 +145,7 @@ impl Program {
     }
 
     /// Sets a kernel node to the parameters of a list.
-    fn set(&self, ops: &leasehold_hal::OpList, node: u32) -> Result<GraphExecUpdate> {
+    fn set(&self, ops: &leasehold_hal::OpList, node: u32, early: u32) -> Result<GraphExecUpdate> {
         let (Some(kernel), Some(Op::Dispatch(d))) =
             (self.kernels[node as usize], ops.get(node as usize))
         else {
@@ -157,12 +157,12 @@ impl Program {
             return Ok(GraphExecUpdate::InPlace);
         }
         let mut arguments = Arguments::new();
-        let args = arguments.fill(&d)?;
+        let args = arguments.fill(&d, early)?;
         let exec = self.segments[kernel.segment as usize].exec;
         self.context.within(|driver| {
             // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes are those of
             // the node.
-            unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args)) }
+            unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args, early)) }
         })
     }
 }
@@ -205,10 +205,14 @@ impl Building<'_> {
                 after.pop();
             }
             let node = match (&op, &after[..]) {
-                (Op::Dispatch(d), &[before]) if is_dependent(plan, i) => {
-                    add_kernel(&core.context, graph, After::Dependent(before), d)?
-                }
-                _ => self.node(graph, &after, i as u32, &op)?,
+                (Op::Dispatch(d), &[before]) if is_dependent(plan, i) => add_kernel(
+                    &core.context,
+                    graph,
+                    After::Dependent(before),
+                    d,
+                    plan.early_reads(i),
+                )?,
+                _ => self.node(graph, &after, (i as u32, plan.early_reads(i)), &op)?,
             };
             if matches!(&op, Op::Dispatch(d) if !d.grid.contains(&0)) {
                 *kernel = Some(Kernel { segment: number, node });
@@ -223,12 +227,12 @@ impl Building<'_> {
         core.upload(exec)
     }
 
-    /// Adds one node.
+    /// Adds one node, with the bindings that it may read early.
     fn node(
         &mut self,
         graph: NativeGraph,
         after: &[NativeNode],
-        index: u32,
+        (index, early): (u32, u32),
         op: &Op<'_>,
     ) -> Result<NativeNode> {
         let core = self.core;
@@ -243,7 +247,7 @@ impl Building<'_> {
         // staging copies.
         match op {
             Op::Dispatch(d) if d.grid.contains(&0) => empty(),
-            Op::Dispatch(d) => add_kernel(context, graph, After::All(after), d),
+            Op::Dispatch(d) => add_kernel(context, graph, After::All(after), d, early),
             Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
             Op::Copy(c) => match encoder::route(core, c)? {
                 Route::Direct(copy) => context.within(|ops| {
@@ -350,19 +354,23 @@ fn add_kernel(
     graph: NativeGraph,
     after: After<'_>,
     d: &Dispatch<'_>,
+    early: u32,
 ) -> Result<NativeNode> {
     let mut arguments = Arguments::new();
-    let args = arguments.fill(d)?;
+    let args = arguments.fill(d, early)?;
     context.within(|ops| {
         // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes were checked
         // against the pipeline when the launch was recorded (the caller's promise). The pipeline's
         // own were checked against the function.
-        // A dependent kernel keeps the rule of the edge, by the contract of its description.
+        // A dependent kernel keeps the rule of the edge, by the contract of its description. It
+        // begins after the graph does, so nobody writes what the plan lets it read early.
         unsafe {
             match after {
-                After::All(after) => ops.graph_add_kernel(graph, after, &encoder::launch(d, args)),
+                After::All(after) => {
+                    ops.graph_add_kernel(graph, after, &encoder::launch(d, args, early))
+                }
                 After::Dependent(before) => {
-                    ops.graph_add_dependent_kernel(graph, before, &encoder::launch(d, args))
+                    ops.graph_add_dependent_kernel(graph, before, &encoder::launch(d, args, early))
                 }
             }
         }
@@ -465,12 +473,13 @@ impl Instantiate for Program {
             }
         }
         for (done, p) in patches.iter().enumerate() {
-            let outcome = self.set(&new, p.node);
+            let outcome = self.set(&new, p.node, plan.early_reads(p.node as usize));
             if matches!(outcome, Ok(GraphExecUpdate::InPlace)) {
                 continue;
             }
             for back in &patches[..done] {
-                if !matches!(self.set(&plan.ops, back.node), Ok(GraphExecUpdate::InPlace)) {
+                let early = plan.early_reads(back.node as usize);
+                if !matches!(self.set(&plan.ops, back.node, early), Ok(GraphExecUpdate::InPlace)) {
                     tracing::error!(
                         node = back.node,
                         "a node of a graph could not be put back to what it was"

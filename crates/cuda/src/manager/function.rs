@@ -52,7 +52,7 @@ impl PipelineLoader for Functions {
             // SAFETY: the function is of a module that is leased.
             Ok((function, unsafe { ops.function_info(function) }?))
         })?;
-        check_function(&desc.name, desc.bindings.len(), desc.params, &info)?;
+        check_function(&desc.name, desc.bindings.len(), desc.params, desc.early_reads, &info)?;
         let device = self.core.properties();
         let dynamic = device.shared_optin.saturating_sub(info.shared);
         if dynamic > device.shared.saturating_sub(info.shared) {

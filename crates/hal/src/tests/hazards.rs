@@ -1,6 +1,6 @@
 //! The tracker and the plan against a model that compares every byte of every pair of operations.
 
-use super::{binding, pipeline};
+use super::{EARLY, binding, pipeline};
 use crate::hazard::Tracker;
 use crate::kernel::{Access, Binding};
 use crate::{Dispatch, HostCall, Op, OpList, Plan};
@@ -115,6 +115,21 @@ proptest! {
                 let detour = plan.predecessors(j).iter().any(|&k| naive[k as usize][i]);
                 prop_assert!(i < j && !detour, "edge {} to {} is redundant or backwards", i, j);
             }
+        }
+        let undeclared = nodes.iter().any(|n| matches!(n, Node::Barrier));
+        let written = |b: &Binding| nodes.iter().any(|n| match n {
+            Node::Touches(all) => all.iter().any(|w| w.access.writes() && w.overlaps(b)),
+            Node::Barrier => false,
+        });
+        for (i, node) in nodes.iter().enumerate() {
+            let granted = match node {
+                Node::Touches(all) if !undeclared => {
+                    let free = all.iter().enumerate().filter(|(_, b)| !written(b));
+                    free.fold(0, |bits, (i, _)| bits | 1 << i) & EARLY
+                }
+                _ => 0,
+            };
+            prop_assert_eq!(plan.early_reads(i), granted, "node {}", i);
         }
         let chain = (1..nodes.len()).all(|j| naive[j][j - 1]);
         prop_assert_eq!(plan.is_chain(), chain);

@@ -16,15 +16,17 @@ impl Resource for Pipelines {
     type Request<'a> = ();
     const NAME: &'static str = "pipeline";
     fn create(&self, _: Handle<tags::Pipeline>, (): &()) -> Result<Pipeline> {
-        Ok(Pipeline::new(
-            &KernelDesc::new("k", KernelSource::Ptx("".into()), &[], KernelCheck::any()),
-            1,
-            1,
-        ))
+        let desc = KernelDesc::new("k", KernelSource::Ptx("".into()), &[], KernelCheck::any());
+        let mut pipeline = Pipeline::new(&desc, 1, 1);
+        pipeline.early_reads = EARLY;
+        Ok(pipeline)
     }
 }
 
-/// A pipeline whose content no test reads.
+/// The bindings that the kernel can read early: all but the second.
+const EARLY: u32 = !2;
+
+/// A pipeline of which tests read its early reads alone.
 fn pipeline() -> Lease<Pipeline> {
     static POOL: OnceLock<SlotPool<Pipelines>> = OnceLock::new();
     POOL.get_or_init(|| SlotPool::new(Pipelines, PoolConfig::default()).unwrap())
@@ -87,6 +89,7 @@ fn a_kernel_takes_30_bindings_and_4096_bytes_and_no_more() {
     desc(0, 0).validate().unwrap();
     desc(Limits::BINDINGS as usize, Limits::PARAMS).validate().unwrap();
     desc(2, 0).aligned(16).validate().unwrap();
+    desc(2, 8).dependent_launch().reading_early(&[0, 1]).validate().unwrap();
     for bad in [
         desc(31, 0),
         desc(0, 4097),
@@ -94,6 +97,14 @@ fn a_kernel_takes_30_bindings_and_4096_bytes_and_no_more() {
         desc(0, 0).entry(""),
         desc(2, 0).aligned(3),
         desc(2, 0).aligned(0),
+        desc(2, 0).reading_early(&[1]),
+        desc(2, 0).dependent_launch().reading_early(&[2]),
+        desc(2, 0).dependent_launch().reading_early(&[32]),
+        desc(2, 6).dependent_launch().reading_early(&[1]),
+        KernelDesc {
+            bindings: vec![Access::Read, Access::ReadWrite].into(),
+            ..desc(2, 0).dependent_launch().reading_early(&[1])
+        },
         KernelDesc { alignment: vec![4, 4, 4].into(), ..desc(2, 0) },
     ] {
         assert_eq!(bad.validate().unwrap_err().kind(), "InvalidArgument");

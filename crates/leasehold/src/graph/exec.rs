@@ -360,8 +360,9 @@ impl Graph {
     /// are busy, the call blocks until one is over.
     ///
     /// The graph is then what recording with the new values would have given. A change that alters
-    /// which operations depend on which (a buffer that now meets another), or which are redundant,
-    /// instantiates the graph anew, and says so; so does one of a copy's or fill's buffer.
+    /// which operations depend on which (a buffer that now meets another), which are redundant, or
+    /// what a kernel may read early, instantiates the graph anew, and says so; so does one of a
+    /// copy's or fill's buffer.
     ///
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
@@ -425,7 +426,8 @@ impl Graph {
         let plan = plan_of(&recorded, &redundant);
         let same = redundant == state.redundant
             && plan.pred == state.plan.pred
-            && plan.pred_at == state.plan.pred_at;
+            && plan.pred_at == state.plan.pred_at
+            && plan.early == state.plan.early;
         // SAFETY: the same operations as when the graph was built, with buffers and parameters that
         // were checked alike, and dependencies derived anew.
         let make = || unsafe { inner.runtime.device.instantiate(plan.clone()) };

@@ -163,8 +163,8 @@ impl KernelBase {
     ///   kernel begins.
     /// - Tiles or blocks run in any order and at the same time. Two of them touch the same bytes
     ///   only if both read them or both access them atomically.
-    /// - Code that is declared to wait for the kernels in front of it keeps the rule of
-    ///   [`KernelDesc::dependent_launch`].
+    /// - Code that is declared to wait for the kernels in front of it keeps the rules of
+    ///   [`KernelDesc::dependent_launch`] and [`KernelDesc::early_reads`].
     /// - The code is of the kind that the source says, is called with the declared bindings and
     ///   parameters in this order, and stays valid as long as the base and all that was recorded
     ///   with it.

@@ -15,9 +15,9 @@ pub fn metal() -> Option<EmulatedMps> {
 }
 
 /// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one
-/// buffer. With `reverse`, blocks and threads run from the last to the first. Returns whether the
-/// launch has a geometry. A kernel for tensor cores of `arch` goes before the kernel for all
-/// devices.
+/// buffer. With `reverse`, blocks and threads run from the last to the first, and the kernel reads
+/// early what it can. Returns whether the launch has a geometry. A kernel for tensor cores of
+/// `arch` goes before the kernel for all devices.
 pub fn run_cuda(
     name: &str,
     params: &[u8],
@@ -31,7 +31,7 @@ pub fn run_cuda(
     let entry = tensor.or_else(|| CudaSpec::find(name)).expect("a CUDA kernel").entry;
     let cuda = cuda().expect("an emulation");
     // SAFETY: the bindings belong to tensors of the caller, which no other code uses.
-    unsafe { cuda.run(entry, params, bindings, reverse) }.expect("a launch")
+    unsafe { cuda.run(entry, params, bindings, reverse, reverse) }.expect("a launch")
 }
 
 /// Launches a Metal kernel, as [`run_cuda`].

@@ -9,6 +9,7 @@ use leasehold::ops::Pattern;
 use leasehold::{Buffer, Error, Graph, Lease, Runtime, View};
 
 const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold];
+const EARLY: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::EarlyAdd)];
 const FILL: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill)];
 
 pub(crate) const CASES: &[Case] = &[
@@ -34,6 +35,8 @@ pub(crate) const CASES: &[Case] = &[
         .sanitizer(),
     Case::runtime(144, "a recording is invisible to other threads", &[Need::Graphs], invisible),
     Case::runtime(145, "an operator that fails in a recording is rolled back", FILL, rolled_back),
+    Case::runtime(219, "a kernel reads early only what its graph does not write", EARLY, early)
+        .sanitizer(),
 ];
 
 /// A graph that fills a buffer with 7.
@@ -236,5 +239,37 @@ fn rolled_back(env: &Env) -> Outcome {
     graph.launch()?;
     check_eq!(runtime.to_vec::<u32>(&good)?, [3; 64], "what was recorded before the failure");
     check_eq!(runtime.to_vec::<u8>(&bad)?, [1; 64], "what the failed operator had encoded");
+    Ok(())
+}
+
+fn early(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    // Of kernels that wait themselves, so that the second one may begin while the first one runs.
+    let add = TestKernel::base(env.desc(TestKernel::EarlyAdd)?)?;
+    let (x, w) = (runtime.upload(&[1u32; 4096])?, runtime.upload(&[10u32; 4096])?);
+    let (y, z) = (runtime.zeros::<u32>(4096)?, runtime.zeros::<u32>(4096)?);
+    let sum = |rt: &Runtime, a: &Lease<Buffer>, b: &Lease<Buffer>, out: &Lease<Buffer>| {
+        let blocks = 4096 / TestKernel::BLOCK;
+        let grid = leasehold::kernel::Grid::new([blocks, 1, 1]).threads([TestKernel::BLOCK, 1, 1]);
+        rt.stream().launch(&add, &[a.read(), b.read(), out.write()], &(), grid).map(drop)
+    };
+    let graph = runtime.record_graph(|rt| {
+        sum(rt, &x, &x, &y)?;
+        sum(rt, &y, &w, &z)
+    })?;
+    for n in 2..6u32 {
+        // Written before the launch, or by a node of it.
+        runtime.stream().fill(x.view(), Pattern::U32(n))?;
+        runtime.stream().fill(w.view(), Pattern::U32(10 * n))?;
+        graph.launch()?;
+        check_eq!(runtime.to_vec::<u32>(&z)?, [12 * n; 4096], "the sums of launch {n}");
+    }
+    // From now on the second node reads as both operands what the first one writes.
+    let _ = graph.update(&leasehold::GraphUpdate::new().buffer(&w, &y))?;
+    for n in 6..10u32 {
+        runtime.stream().fill(x.view(), Pattern::U32(n))?;
+        graph.launch()?;
+        check_eq!(runtime.to_vec::<u32>(&z)?, [4 * n; 4096], "the sums after the update");
+    }
     Ok(())
 }

@@ -5,13 +5,13 @@ use leasehold_alloc::{Layout, On};
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{BufferHandle, Error, TimelineOwner, Timepoint};
+use leasehold_core::{BufferHandle, Error, Lease, TimelineOwner, Timepoint};
 use leasehold_cuda::{CompletionSource, CudaConfig};
 use leasehold_hal::{
-    Access, Copy2d, HostCall, KeepAlive, KernelDesc, KernelSource, MemoryKind, Op, OpList, Plan,
-    Upload,
+    Access, Copy2d, Device, HostCall, KeepAlive, KernelCheck, KernelDesc, KernelSource, MemoryKind,
+    NodePatch, Op, OpList, Pipeline, Plan, Upload,
 };
-use leasehold_sim::Stepping;
+use leasehold_sim::{KernelBody, KernelSpec, Stepping};
 use std::time::Duration;
 
 #[test]
@@ -631,6 +631,101 @@ fn only_a_kernel_that_waits_itself_begins_while_the_one_kernel_before_it_runs() 
     submit(&a, &[fill(&y, 2), Op::Graph(&graph)]).unwrap();
     assert_eq!(read(&a, &y)[0], 7);
     drop((graph, plain, waits, x, y, z, a, device));
+    bench.close();
+}
+
+/// A kernel that copies its first binding to its second and can read it early, and another one that
+/// cannot. Both wait themselves.
+fn copies(bench: &Bench, device: &Lease<dyn Device>) -> [Lease<Pipeline>; 2] {
+    const PTX: &str = ".version 9.0 .target sm_75 .entry early() { ret; } .entry late() { ret; }";
+    let kernels = bench.driver.machine().kernels();
+    ["early", "late"].map(|name| {
+        let body = KernelBody::run(|launch| {
+            let ((from, len), (to, _)) = (launch.pointer::<u8>(0), launch.pointer::<u8>(1));
+            // SAFETY: the machine checked the bindings, which have the same length.
+            unsafe { std::ptr::copy(from, to, len) };
+            Ok(())
+        });
+        let accesses = [Access::Read, Access::Write];
+        let spec = KernelSpec::new(&accesses, 0, body);
+        let desc =
+            KernelDesc::new(name, KernelSource::Ptx(PTX.into()), &accesses, KernelCheck::any());
+        let (spec, desc) = match name {
+            "early" => (spec.reading_early(), desc.dependent_launch().reading_early(&[0])),
+            _ => (spec, desc.dependent_launch()),
+        };
+        kernels.register(name, spec);
+        device.pipeline(&desc).unwrap()
+    })
+}
+
+#[test]
+fn a_kernel_that_reads_early_what_its_graph_writes_is_found() {
+    for seed in 0..20 {
+        let bench = Bench::new(seed);
+        let device = bench.open(0);
+        let a = stream(&device);
+        let [early, late] = copies(&bench, &device);
+        let [x, y, z, w] = [0; 4].map(|_| buffer(&device, &a, 64));
+        let copy = |from: &_, to: &_| [bind(from, Access::Read), bind(to, Access::Write)];
+        let (first, second, third) = (copy(&x, &y), copy(&y, &z), copy(&w, &y));
+        let mut ops = OpList::new();
+        for (kernel, bindings) in [(&late, &first), (&early, &second), (&early, &third)] {
+            ops.push(&dispatch(kernel, bindings, &[]));
+        }
+        let right = Plan::new(ops);
+        assert_eq!(right.early, [0, 0, 1], "`y` is written and `w` is not");
+        // The same plan, with `y` granted to the second node although the first one writes it.
+        let wrong = Plan { early: vec![0, 1, 1], ..right.clone() };
+        for (plan, races) in [(right, 0), (wrong, 1)] {
+            let before = bench.calls("cuGraphAddDependencies");
+            // SAFETY: the plan's pipelines are this device's, and its memory outlives the launches.
+            // The wrong grant misleads a function that takes no notice of it.
+            let graph = unsafe { device.instantiate(plan) }.unwrap();
+            assert_eq!(bench.calls("cuGraphAddDependencies") - before, 2);
+            // What was written before the launch may be read early.
+            let value = submit(&a, &[fill(&x, 1), fill(&w, 2), Op::Graph(&graph)]).unwrap();
+            wait(&a, value).unwrap();
+            assert_eq!([read(&a, &z)[0], read(&a, &y)[0]], [1, 2]);
+            let reports = bench.reports();
+            assert_eq!(reports.len(), races, "{reports:?}");
+            let told = "dispatch early";
+            assert!(
+                reports.iter().all(|r| r.contains(told) && r.contains("does not wait for node 0"))
+            );
+            // SAFETY: no launch is in flight, and the same buffers keep the dependencies.
+            let patch = NodePatch { node: 2, bindings: None, params: None, grid: Some([1; 3]) };
+            unsafe { graph.update(&[patch]) }.unwrap();
+            let value = submit(&a, &[Op::Graph(&graph)]).unwrap();
+            wait(&a, value).unwrap();
+            assert_eq!(bench.reports().len(), races, "an update keeps the edges and the grants");
+        }
+        drop((early, late, x, y, z, w, a, device));
+        bench.close();
+    }
+}
+
+#[test]
+fn a_function_takes_the_word_of_its_early_reads() {
+    let bench = Bench::new(10);
+    let device = bench.open(0);
+    let pipelines = copies(&bench, &device);
+    let kernel = |name, early: bool| {
+        let accesses = [Access::Read, Access::Write];
+        let source = KernelSource::Ptx(
+            ".version 9.0 .target sm_75 .entry early() { ret; } .entry late() { ret; }".into(),
+        );
+        let desc =
+            KernelDesc::new(format!("another {name}"), source, &accesses, KernelCheck::any());
+        let desc = desc.entry(name).dependent_launch();
+        device.pipeline(&if early { desc.reading_early(&[0]) } else { desc }).map(drop)
+    };
+    for (name, early) in [("early", false), ("late", true)] {
+        let why = kernel(name, early).unwrap_err().to_string();
+        assert!(why.contains("parameter"), "{why}");
+    }
+    kernel("early", true).and_then(|()| kernel("late", false)).unwrap();
+    drop((pipelines, device));
     bench.close();
 }
 

@@ -68,6 +68,7 @@ impl Arguments {
     #[must_use]
     pub fn launch(&self, function: NativeFunction, grid: u32, block: u32) -> Launch<'_> {
         Launch {
+            early: None,
             function,
             grid: [grid, 1, 1],
             block: [block, 1, 1],

@@ -29,13 +29,19 @@ pub struct KernelCall {
     pub bindings: Vec<Binding>,
     /// Parameters, of the size that the kernel declares.
     pub params: Vec<u8>,
+    /// Bindings that the kernel reads early, bit `i` for binding `i`.
+    pub early: u32,
+    /// Whether a graph begins the kernel while the one kernel in front of it runs. All that it does
+    /// but for the early reads comes after that kernel all the same.
+    pub dependent: bool,
 }
 
 impl KernelCall {
     /// A launch of one block of one thread.
     #[must_use]
     pub fn new(kernel: Arc<Kernel>, bindings: Vec<Binding>, params: Vec<u8>) -> Self {
-        Self { kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings, params }
+        let (grid, block) = ([1; 3], [1; 3]);
+        Self { kernel, grid, block, shared: 0, bindings, params, early: 0, dependent: false }
     }
 
     /// Sets the grid.
@@ -472,6 +478,9 @@ pub(crate) struct ExecNode {
     pub(crate) next: Arc<[u32]>,
     /// The node of the template, in its own graph.
     pub(crate) label: u32,
+    /// The node with which this one begins: itself, or the first of a chain of kernels of which
+    /// each begins while the one in front of it runs.
+    pub(crate) begins: u32,
 }
 
 /// A launch of a graph, in the graph's state at the time of the enqueue.

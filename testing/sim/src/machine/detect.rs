@@ -301,6 +301,13 @@ struct Past {
 }
 
 impl Past {
+    /// Whether the actor's own node made the access.
+    fn is_of(&self, now: &Actor<'_>) -> bool {
+        now.node.is_some_and(|(launch, node, _)| {
+            self.launch == launch && self.operation.node == Some(node)
+        })
+    }
+
     fn before(&self, now: &Actor<'_>) -> bool {
         if let Some((launch, node, graph)) = now.node
             && self.launch == launch
@@ -507,6 +514,31 @@ impl Detector {
                 addr + (from - key),
                 to - from,
             );
+        }
+    }
+
+    /// Reports the writes of a range that a kernel, `second`, may see only in part, because it
+    /// reads the range when `who` begins, before it waits. The read itself is recorded as the
+    /// kernel's access.
+    pub(crate) fn early(
+        &mut self,
+        who: &Actor<'_>,
+        second: Operation,
+        key: u64,
+        addr: u64,
+        bytes: u64,
+    ) {
+        let end = key + bytes;
+        let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key);
+        let racy = before
+            .into_iter()
+            .chain(self.segments.range(key..end))
+            .filter_map(|(&from, s)| Some((s.write.as_ref()?, from.max(key), s.end.min(end))))
+            .filter(|(past, ..)| past.is_of(who) || !past.before(who));
+        let found: Vec<_> = racy.map(|(p, from, to)| (p.operation.clone(), from, to)).collect();
+        for (first, from, to) in found {
+            let at = addr + (from - key);
+            self.report(ReportKind::Unordered, Some(first), second.clone(), at, to - from);
         }
     }
 

@@ -234,9 +234,20 @@ impl Exec {
         let mut comms: Vec<CommId> = flat.actions.iter().filter_map(comm).collect();
         comms.sort_unstable();
         comms.dedup();
-        let nodes = flat.actions.into_iter().zip(next);
+        let mut begins: Vec<u32> = Vec::with_capacity(flat.actions.len());
+        for (node, (action, _)) in flat.actions.iter().enumerate() {
+            let dependent = matches!(action, NodeAction::Kernel(call) if call.dependent);
+            begins.push(match flat.pred[node][..] {
+                [before] if dependent => begins[before as usize],
+                _ => node as u32,
+            });
+        }
+        let nodes = flat.actions.into_iter().zip(next).zip(begins);
         let nodes = nodes
-            .map(|((action, label), next)| ExecNode { action, next: next.into(), label })
+            .map(|(((action, label), next), begins)| {
+                let next = next.into();
+                ExecNode { action, next, label, begins }
+            })
             .collect();
         Self {
             nodes: Arc::new(nodes),
@@ -278,9 +289,9 @@ impl Exec {
                 Error::invalid(format!("{node:?} is no node that can be changed"))
             })?;
             let action = match (&self.nodes[place as usize].action, update) {
-                (NodeAction::Kernel(_), NodeUpdate::Kernel(k)) => {
+                (NodeAction::Kernel(old), NodeUpdate::Kernel(k)) => {
                     k.check()?;
-                    NodeAction::Kernel(k.clone())
+                    NodeAction::Kernel(KernelCall { dependent: old.dependent, ..k.clone() })
                 }
                 (NodeAction::Copy(_), NodeUpdate::Copy(c)) => {
                     c.check()?;

@@ -177,6 +177,9 @@ pub struct KernelSpec {
     pub block_threads: u32,
     /// The kernel leaves some bytes of its output bindings unchanged.
     pub gaps: bool,
+    /// The kernel can read bindings early, and a CUDA function takes the word of the grant behind
+    /// its parameters. The function here gets no such word.
+    pub early: bool,
     /// The function.
     pub body: KernelBody,
 }
@@ -185,7 +188,14 @@ impl KernelSpec {
     /// A kernel with blocks of up to 1,024 threads.
     #[must_use]
     pub fn new(bindings: &[Access], params: u32, body: KernelBody) -> Self {
-        Self { bindings: bindings.to_vec(), params, block_threads: 1024, gaps: false, body }
+        Self {
+            bindings: bindings.to_vec(),
+            params,
+            block_threads: 1024,
+            gaps: false,
+            early: false,
+            body,
+        }
     }
 
     /// Marks a kernel that leaves bytes of its output bindings unchanged, such as those between
@@ -194,6 +204,13 @@ impl KernelSpec {
     #[must_use]
     pub fn leaving_gaps(mut self) -> Self {
         self.gaps = true;
+        self
+    }
+
+    /// Marks a kernel that can read bindings early.
+    #[must_use]
+    pub fn reading_early(mut self) -> Self {
+        self.early = true;
         self
     }
 }

@@ -199,7 +199,13 @@ impl MachineState {
             Ok(Err(e)) => return Outcome::Fault(e.to_string()),
             Err(text) => return Outcome::Fault(text),
         }
-        for (parts, access) in &all {
+        for (i, (parts, access)) in all.iter().enumerate() {
+            if call.early >> i & 1 != 0 {
+                for p in parts {
+                    let early = place.early_actor();
+                    self.detector.early(&early, place.operation(), p.key, p.addr, p.bytes);
+                }
+            }
             self.note_access(place, parts, *access, Unwritten::All);
         }
         let bytes: u64 = call.bindings.iter().map(|b| b.len).sum();

@@ -75,6 +75,8 @@ pub(super) struct CommandContext {
     pub(super) name: Arc<str>,
     pub(super) node: Option<(u64, u32, u32)>,
     pub(super) edges: Option<Arc<Ancestors>>,
+    /// The node with which that node begins.
+    pub(super) begins: u32,
     pub(super) regions: Vec<(u64, u64)>,
     pub(super) scope: Option<Name>,
 }
@@ -94,6 +96,16 @@ impl CommandContext {
                 .map(|((launch, node, _), edges)| (launch, node, edges)),
             scope: self.scope.clone(),
         }
+    }
+
+    /// The same for what a kernel reads early. It comes after what precedes the node with which
+    /// this one begins.
+    pub(super) fn early_actor(&self) -> Actor<'_> {
+        let mut actor = self.actor();
+        if let Some((_, node, _)) = &mut actor.node {
+            *node = self.begins;
+        }
+        actor
     }
 
     /// The operation, with the node's number in its own graph.
@@ -330,6 +342,7 @@ impl MachineState {
             name: entry.action.name(),
             node: None,
             edges: None,
+            begins: 0,
             regions: std::mem::take(&mut entry.regions),
             scope: entry.scope.clone(),
         };
@@ -398,7 +411,8 @@ impl MachineState {
             let node = g.ready[at];
             let action = g.action(node);
             place.name = action.name();
-            place.node = Some((g.launch, node, g.nodes[node as usize].label));
+            let of = &g.nodes[node as usize];
+            (place.node, place.begins) = (Some((g.launch, node, of.label)), of.begins);
             place.edges = Some(g.edges.clone());
             match self.perform(&mut place, action) {
                 Outcome::Pending(_) => self.asked.push((id, node)),

@@ -105,6 +105,8 @@ impl Common {
             shared: d.shared,
             bindings: d.bindings.to_vec(),
             params: d.params.to_vec(),
+            early: 0,
+            dependent: false,
         };
         call.check()?;
         Ok(call)

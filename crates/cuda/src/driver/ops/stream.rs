@@ -21,6 +21,9 @@ pub struct Launch<'a> {
     /// The buffers that the addresses in `args` refer to. Only the simulated driver uses them, for
     /// checks.
     pub bindings: &'a [Binding],
+    /// The last word of `args` of a kernel that can read early: the bindings that it may read so.
+    /// Only the simulated driver uses it, for checks.
+    pub early: Option<u32>,
 }
 
 /// A 1-D or 2-D copy between any two places. The addresses distinguish device, peer and host

@@ -146,7 +146,8 @@ static constexpr u32 ALL = 0xffffffffu;
 
 // Programmatic dependent launch, from compute capability 9.0 on: the next kernel of a graph may start
 // while this one runs. Every kernel calls `begin`, or its two parts, before it returns. Before
-// `wait_for_previous` a kernel reads and writes no memory of its operands.
+// `wait_for_previous` a kernel writes no memory of its operands, and reads only what its launch lets it
+// read early.
 INLINE void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

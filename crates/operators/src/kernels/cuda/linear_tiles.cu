@@ -22,6 +22,10 @@ static constexpr u32 STREAMED = 16;
 static constexpr u32 STREAM = 32;
 // Elements from the sums of one row of x to the next, which keep rows in different banks.
 static constexpr u32 PITCH = STREAM + 8;
+// Reads of each row of weights that a lane has under way if they are aligned, and the columns from one to
+// the next.
+static constexpr u32 WIDE_READS = 3;
+static constexpr u32 APART = WARPS * 32;
 // Bytes of each row of weights that a block which streams prefetches, and of a line of the L2 cache.
 static constexpr u32 AHEAD = 1024;
 static constexpr u32 LINE = 128;
@@ -154,11 +158,23 @@ template <int G> INLINE const u16* weight_row(const LinearParams& p, const Outpu
     return (const u16*)(G == 2 && row >= OUTPUTS ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
 }
 
+// Whether the launch's word, bit i for operand i, lets the kernel read all matrices of weights before
+// `wait_for_previous`. `WEIGHTS` are their bits.
+template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
+
+// Asks for weights of the block, from this byte of each row on.
+template <int G, int MATRICES>
+INLINE void prefetch_weights(const LinearParams& p, const Output<G> (&outputs)[MATRICES], u32 from) {
+    u32 index = blockIdx.x;
+    const Output<G> o = find<STREAM / G>(outputs, index);
+    const u32 thread = thread_index(), at = from + thread % (AHEAD / LINE) * LINE;
+    if (at < p.k * sizeof(u16)) prefetch((const u8*)weight_row(p, o, index, thread / (AHEAD / LINE)) + at);
+}
+
 // `WIDE`: all operands are aligned to 16 bytes.
 template <class T, bool WIDE, int G, int MATRICES, Finish HOW>
-INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], float* shared) {
-    // Reads of each row of weights that a lane has under way, and the columns from one to the next.
-    constexpr u32 READS = WIDE ? 3 : 1, APART = WARPS * 32;
+INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early, float* shared) {
+    constexpr u32 READS = WIDE ? WIDE_READS : 1;
     // Outputs of a group of rows of weights, and the columns of a step of a block.
     constexpr u32 OUTPUTS = STREAM / G, STEP = READS * APART;
     const u32 warp = thread_index() / WARP, row = thread_index() % WARP / 4, t = thread_index() % 4;
@@ -197,9 +213,15 @@ INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outpu
 
     u32 group = blockIdx.x;
     enter(group);
-    read_x(0, column);
+    auto read_first = [&] {
 #pragma unroll
-    for (u32 i = 0; i < READS; ++i) read_weights(i, column, p.k);
+        for (u32 i = 0; i < READS; ++i) read_weights(i, column, p.k);
+    };
+    prefetch_weights(p, outputs, WIDE && early ? READS * APART * sizeof(u16) : 0);
+    if (WIDE && early) read_first();
+    wait_for_previous();
+    read_x(0, column);
+    if (!(WIDE && early)) read_first();
     for (u32 turn = 0; group < groups; group += gridDim.x, turn ^= 1) {
         float sum[4][4];
 #pragma unroll
@@ -253,14 +275,6 @@ INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outpu
         const Output<G> o = find<OUTPUTS>(outputs, index);
         finish<T, WARPS, G, HOW>(p, o, sums, SET, PITCH, OUTPUTS, 0, p.m, index * OUTPUTS, OUTPUTS);
     }
-}
-
-// Asks for the first weights of the block, before `wait_for_previous`.
-template <int G, int MATRICES> INLINE void prefetch_weights(const LinearParams& p, const Output<G> (&outputs)[MATRICES]) {
-    u32 index = blockIdx.x;
-    const Output<G> o = find<STREAM / G>(outputs, index);
-    const u32 thread = thread_index(), at = thread % (AHEAD / LINE) * LINE;
-    if (at < p.k * sizeof(u16)) prefetch((const u8*)weight_row(p, o, index, thread / (AHEAD / LINE)) + at);
 }
 
 // ---- Many rows
@@ -370,7 +384,7 @@ INLINE void tile(const LinearParams& p, const void* x, const Output<G> (&outputs
 }
 
 template <class T, int G, int MATRICES, Finish HOW>
-INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], u16* shared) {
+INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early, u16* shared) {
     u64 all = address(x);
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) {
@@ -378,47 +392,46 @@ INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outp
         for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
     }
     const bool wide = all % 16 == 0;
+    if (blockDim.x != WARP) wait_for_previous();
     if (blockDim.x == 128) tile<T, 128, G, MATRICES, HOW>(p, x, outputs, wide, shared);
     else if (blockDim.x == 64) tile<T, 64, G, MATRICES, HOW>(p, x, outputs, wide, shared);
-    else if (wide) stream<T, true, G, MATRICES, HOW>(p, x, outputs, (float*)shared);
-    else stream<T, false, G, MATRICES, HOW>(p, x, outputs, (float*)shared);
+    else if (wide) stream<T, true, G, MATRICES, HOW>(p, x, outputs, early, (float*)shared);
+    else stream<T, false, G, MATRICES, HOW>(p, x, outputs, early, (float*)shared);
 }
 
 template <int G, int MATRICES, Finish HOW>
-INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES]) {
+INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early) {
     __shared__ __align__(16) u16 shared[SHARED];
     let_next_start();
-    if (blockDim.x == WARP) prefetch_weights(p, outputs);
-    wait_for_previous();
-    if (p.x == 1) product<Bf16, G, MATRICES, HOW>(p, x, outputs, shared);
-    else product<F16, G, MATRICES, HOW>(p, x, outputs, shared);
+    if (p.x == 1) product<Bf16, G, MATRICES, HOW>(p, x, outputs, early, shared);
+    else product<F16, G, MATRICES, HOW>(p, x, outputs, early, shared);
 }
 
 DENSE_KERNEL(256, 2) linear_tiles(const void* x, const void* norm, const void* w, const void* bias, void* y,
-                                  LinearParams p) {
+                                  LinearParams p, u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<1, 1, STORE>(p, x, outputs);
+    product<1, 1, STORE>(p, x, outputs, has<1 << 2>(early));
 }
 
 DENSE_KERNEL(256, 2) linear_add_tiles(const void* x, const void* norm, const void* w, const void* bias, void* y,
-                                      LinearParams p) {
+                                      LinearParams p, u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<1, 1, ADD_TO>(p, x, outputs);
+    product<1, 1, ADD_TO>(p, x, outputs, has<1 << 2>(early));
 }
 
 DENSE_KERNEL(256, 2) linear3_tiles(const void* x, const void* norm, const void* w0, const void* bias0, void* y0,
                                    const void* w1, const void* bias1, void* y1, const void* w2, const void* bias2,
-                                   void* y2, LinearParams p) {
+                                   void* y2, LinearParams p, u32 early) {
     const Output<1> outputs[3] = {
         {{w0}, {bias0}, y0, p.n[0], p.ldy[0]},
         {{w1}, {bias1}, y1, p.n[1], p.ldy[1]},
         {{w2}, {bias2}, y2, p.n[2], p.ldy[2]},
     };
-    product<1, 3, STORE>(p, x, outputs);
+    product<1, 3, STORE>(p, x, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
 DENSE_KERNEL(256, 2) linear_gated_tiles(const void* x, const void* norm, const void* gate, const void* gate_bias,
-                                        const void* up, const void* up_bias, void* y, LinearParams p) {
+                                        const void* up, const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
-    product<2, 1, GATE>(p, x, outputs);
+    product<2, 1, GATE>(p, x, outputs, has<1 << 2 | 1 << 4>(early));
 }

@@ -24,7 +24,7 @@ use super::blocks::{
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
 use super::cpu::linear::{self, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
-use super::cpu::tile::{Kernel, Params, Refusal};
+use super::cpu::tile::{Kernel, KernelSpec, Params, Refusal};
 use leasehold::kernel::{Cubin, Grid, KernelSource};
 use std::borrow::Cow;
 
@@ -140,6 +140,17 @@ impl CudaSpec {
     #[must_use]
     pub fn takes(&self, params: &[u8]) -> bool {
         (self.takes)(params)
+    }
+
+    /// The operands that the kernel, of signature `spec`, can read before it waits, bit `i` for
+    /// operand `i`: the weights of a product on tensor cores (`has` in the source).
+    #[must_use]
+    pub fn early_reads(&self, spec: &KernelSpec) -> u32 {
+        if !std::ptr::eq(self.module, &LINEAR_TILES) {
+            return 0;
+        }
+        let weights = spec.operands.iter().enumerate().filter(|(_, o)| o.name.contains("weight"));
+        weights.fold(0, |all, (i, _)| all | 1 << i)
     }
 
     const fn of<K: Blocks>(module: &'static Module) -> Self {

@@ -5,15 +5,15 @@ use super::super::cpu;
 use super::super::cpu::sampling::NextTokenParams;
 use super::*;
 
-/// The entry's parameters: the operands' pointers, then one parameter structure, as the backend
-/// packs them.
+/// The entry's parameters: the operands' pointers, then one parameter structure and the word of
+/// early reads, as the backend packs them.
 #[test]
 fn every_cpu_kernel_has_an_entry_with_its_signature() {
     assert_eq!(KERNELS.len(), cpu::KERNELS.len());
     for cuda in CudaSpec::all().filter(|cuda| !cuda.module.ptx.is_empty()) {
         let find = |k: &&cpu::tile::KernelSpec| k.name == cuda.name;
         let spec = cpu::KERNELS.iter().find(find).unwrap_or_else(|| panic!("no {}", cuda.name));
-        let entry = cuda.entry;
+        let (entry, word) = (cuda.entry, usize::from(cuda.early_reads(spec) != 0));
         let open = format!(".entry {entry}(");
         let (_, rest) =
             cuda.module.ptx.split_once(&open).unwrap_or_else(|| panic!("no entry {entry}"));
@@ -22,11 +22,13 @@ fn every_cpu_kernel_has_an_entry_with_its_signature() {
         let pointers = signature.iter().filter(|p| p.starts_with(".param .u64 ")).count();
         assert_eq!(
             (signature.len(), pointers),
-            (spec.operands.len() + 1, spec.operands.len()),
+            (spec.operands.len() + 1 + word, spec.operands.len()),
             "{entry}"
         );
         let params = format!(".param .align 4 .b8 {entry}_param_{pointers}[{}]", spec.params_bytes);
-        assert_eq!(*signature.last().expect("parameters"), params);
+        assert_eq!(signature[pointers], params);
+        let early = format!(".param .u32 {entry}_param_{}", pointers + 1);
+        assert_eq!(signature.get(pointers + 1), (word == 1).then_some(&&*early));
         let most: u32 = body
             .split(".maxntid ")
             .nth(1)

@@ -19,6 +19,23 @@ extern "C" __global__ void conformance_add(const u32* a, const u32* b, u32* out)
     for (u32 i = threadIdx.x; i < BLOCK; i += blockDim.x) out[from + i] = a[from + i] + b[from + i];
 }
 
+// `early` says which of `a` and `b` the launch lets it read before it waits for the kernel in front.
+extern "C" __global__ void conformance_early_add(const u32* a, const u32* b, u32* out, u32 early) {
+    u64 from = (u64)blockIdx.x * BLOCK;
+    volatile const u32 *left = a + from + threadIdx.x, *right = b + from + threadIdx.x;
+    bool first = threadIdx.x < BLOCK;
+    u32 x = 0, y = 0;
+    if (first && (early & 1)) x = *left;
+    if (first && (early & 2)) y = *right;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory");
+#endif
+    if (first && !(early & 1)) x = *left;
+    if (first && !(early & 2)) y = *right;
+    if (first) out[from + threadIdx.x] = x + y;
+    for (u32 i = threadIdx.x + blockDim.x; i < BLOCK; i += blockDim.x) out[from + i] = a[from + i] + b[from + i];
+}
+
 static __device__ u64 nanoseconds() {
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

@@ -31,6 +31,19 @@ kernel void conformance_add(device const uint* a [[buffer(0)]],
     }
 }
 
+// Metal has no early reads.
+kernel void conformance_early_add(device const uint* a [[buffer(0)]],
+                                  device const uint* b [[buffer(1)]],
+                                  device uint* out [[buffer(2)]],
+                                  uint3 group [[threadgroup_position_in_grid]],
+                                  uint own [[thread_index_in_threadgroup]],
+                                  uint3 size [[threads_per_threadgroup]]) {
+    ulong from = ulong(group.x) * BLOCK;
+    for (uint i = own; i < BLOCK; i += size.x) {
+        out[from + i] = a[from + i] + b[from + i];
+    }
+}
+
 // Metal has no clock in a kernel. The limit in milliseconds becomes a number of loads.
 kernel void conformance_spin(device const atomic_uint* flag [[buffer(0)]],
                              device uint* out [[buffer(1)]],
