@@ -97,8 +97,6 @@ pub(crate) struct Device {
     imports: Mutex<Option<HashMap<u64, Lease<Buffer>>>>,
     /// How many runtimes of the device are open.
     runtimes: AtomicU64,
-    /// Blocks of other processes, by address. `None` once the device is closed.
-    imports: Mutex<Option<HashMap<u64, Lease<Buffer>>>>,
 }
 
 /// A runtime's word that it is open: its device stays open.
@@ -167,7 +165,6 @@ impl Device {
             blocks: Blocks::new(),
             imports: Mutex::new(Some(HashMap::new())),
             runtimes: AtomicU64::new(0),
-            imports: Mutex::new(Some(HashMap::new())),
         })
     }
 
