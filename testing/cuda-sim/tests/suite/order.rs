@@ -693,8 +693,8 @@ fn a_kernel_that_reads_early_what_its_graph_writes_is_found() {
             assert!(
                 reports.iter().all(|r| r.contains(told) && r.contains("does not wait for node 0"))
             );
-            // SAFETY: no launch is in flight, and the same buffers keep the dependencies.
             let patch = NodePatch { node: 2, bindings: None, params: None, grid: Some([1; 3]) };
+            // SAFETY: no launch is in flight, and the same buffers keep the dependencies.
             unsafe { graph.update(&[patch]) }.unwrap();
             let value = submit(&a, &[Op::Graph(&graph)]).unwrap();
             wait(&a, value).unwrap();
