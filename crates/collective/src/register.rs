@@ -36,11 +36,11 @@ impl Comm {
     /// limit.
     ///
     /// Recorded all_reduces, all_gathers and reduce_scatters of up to 16 KiB use the registered
-    /// memory directly, in two thirds of the time, where all ranks' buffers lie at the same offsets
-    /// of it. So the ranks allocate the same sizes from the pool, in the same order. Whatever lies
-    /// elsewhere works as without a registration, and so do eager calls and larger ones. With more
-    /// than two ranks the library may add up in another order than eagerly. An update of a graph
-    /// cannot give such a call another buffer.
+    /// memory directly, where all ranks' buffers lie at the same offsets of it and the library has
+    /// such a call. So the ranks allocate the same sizes from the pool, in the same order. Whatever
+    /// lies elsewhere works as without a registration, and so do eager calls and larger ones. With
+    /// more than two ranks the library may add up in another order than eagerly. An update of a
+    /// graph cannot give such a call another buffer.
     ///
     /// What the pool gets later is not registered: allocate first, or register again.
     ///

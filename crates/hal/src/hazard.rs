@@ -7,7 +7,7 @@
 //! Eager streams do not use this module. They use the timepoints in a buffer's record (document
 //! 002's stream order), which costs a few loads.
 //!
-//! [`Written`] answers another question: which memory does no operation of a list write? A kernel
+//! `Written` answers another question: which memory does no operation of a list write? A kernel
 //! may read such memory before the operations in front of it are over.
 //!
 //! This module must not know what a node is.

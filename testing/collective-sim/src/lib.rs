@@ -23,9 +23,10 @@
 //! An abort ends calls as NCCL does: without an error, and with garbage in their memory.
 //!
 //! # Windows
-//! A window is a whole mapping of shareable memory. The machine reports ([`ReportKind::Misuse`])
-//! one over other memory, and one whose memory went before it. Calls in windows have the values
-//! that they have elsewhere; [`SimCollectives::windowed`] counts them.
+//! A window is a whole mapping of shareable memory. The machine reports one over other memory, and
+//! one whose memory went before it ([`ReportKind::Misuse`](leasehold_sim::ReportKind::Misuse)).
+//! Calls in windows have the values that they have elsewhere; [`SimCollectives::windowed`] counts
+//! them.
 //!
 //! # Faults
 //! The library's functions are counted under NCCL's names, and a fault plan may fail, delay or hang

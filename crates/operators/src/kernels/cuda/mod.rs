@@ -8,9 +8,9 @@
 //! | `*.cu` | the kernels, a family in each file |
 //! | `leasehold-kernels-cuda` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
-//! A CUDA kernel has the name, the operands and the parameters of the CPU kernel
-//! ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose checks run before every launch. This
-//! module adds only the number of blocks and threads of a launch, and the limits of 32-bit indices.
+//! A CUDA kernel has the name, the operands and the parameters of the CPU kernel ([`KernelSpec`]),
+//! whose checks run before every launch. This module adds only the number of blocks and threads of
+//! a launch, and the limits of 32-bit indices.
 //!
 //! The sources declare shared memory, within the size that every device offers for a block. Where a
 //! kernel for some devices needs more, its launches add it. Sums are f32, only counters are atomic,
