@@ -309,13 +309,17 @@ impl Device {
     }
 
     /// A descriptor of a block for another process, and its description.
-    pub(crate) fn export(&self, addr: u64) -> Result<(OwnedFd, SharedBlock)> {
+    ///
+    /// # Safety
+    /// - As [`leasehold::share::ShareablePool::export`].
+    pub(crate) unsafe fn export(&self, addr: u64) -> Result<(OwnedFd, SharedBlock)> {
         let (segment, bytes) = self.blocks.with(addr, |block| {
             let bytes = block.lease.len();
             block.pool.segment_of(addr, bytes).map(|segment| (segment, bytes))
         })??;
         let block = SharedBlock::of(&self.runtime, &*segment, addr, bytes);
-        Ok((segment.descriptor()?, block))
+        // SAFETY: the caller vouches for those who get the descriptor.
+        Ok((unsafe { segment.descriptor() }?, block))
     }
 
     /// Maps a block of another process. Returns its address.

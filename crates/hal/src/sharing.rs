@@ -53,7 +53,11 @@ pub unsafe trait SharedSegment: Send + Sync {
     ///
     /// # Errors
     /// The system's, such as too many open files; the driver's.
-    fn descriptor(&self) -> Result<OwnedFd>;
+    ///
+    /// # Safety
+    /// - Whoever gets the descriptor reads and writes the memory only in an order with the device's
+    ///   and the host's own uses of it.
+    unsafe fn descriptor(&self) -> Result<OwnedFd>;
 
     /// The same memory at another address of the same device. May block on the driver.
     ///

@@ -8,7 +8,8 @@
 //! - [`Export::send`] waits until the work that was submitted with the block is over. So everything
 //!   that the owner wrote before is there as [`receive`] returns.
 //! - What both sides do afterwards is ordered by nobody. The programs order it, by messages of
-//!   their own after a wait on the host: that is the promise that makes [`receive`] `unsafe`.
+//!   their own after a wait on the host: that is the promise that makes
+//!   [`export`](ShareablePool::export) and [`receive`] `unsafe`.
 //! - The owner keeps the [`Export`] until the other side is done. Otherwise the block may be lent
 //!   again, and the other side sees the bytes of others.
 //!
@@ -54,7 +55,8 @@ use std::os::unix::net::UnixStream;
 /// runtime.stream().upload(block.view(), &[1u32, 2, 3])?;
 /// let (here, there) = UnixStream::pair()?;
 ///
-/// let export = pool.export(block.view())?;
+/// // SAFETY: the other side only reads, and nobody writes the block until it is done.
+/// let export = unsafe { pool.export(block.view()) }?;
 /// export.send(&here)?; // waits for the upload
 ///
 /// // Another process, as a rule:
@@ -205,7 +207,11 @@ impl ShareablePool {
     ///
     /// # Errors
     /// `InvalidArgument` for a buffer that is not of this pool, and for one without bytes.
-    pub fn export(&self, view: BufferView<'_>) -> Result<Export> {
+    ///
+    /// # Safety
+    /// - Whoever gets the descriptor, by [`Export::send`] or [`Export::descriptor`], uses the block
+    ///   only in an order with the uses of this process, and the rest of the segment not at all.
+    pub unsafe fn export(&self, view: BufferView<'_>) -> Result<Export> {
         let inner = &*self.0;
         if view.is_empty() {
             return Err(Error::invalid("a view without bytes has no memory to export"));
@@ -281,7 +287,7 @@ impl Export {
     /// `Unavailable` if the other end is closed; the system's and the driver's own.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
         self.wait()?;
-        message::send(socket, &self.block, &self.segment.descriptor()?)
+        message::send(socket, &self.block, &self.descriptor()?)
     }
 
     /// Blocks until the work that was submitted with the buffer is over, as
@@ -310,7 +316,8 @@ impl Export {
     /// # Errors
     /// The system's, such as too many open files; the driver's.
     pub fn descriptor(&self) -> Result<OwnedFd> {
-        self.segment.descriptor()
+        // SAFETY: whoever exported the block vouches for those who get its descriptor.
+        unsafe { self.segment.descriptor() }
     }
 
     /// The buffer.

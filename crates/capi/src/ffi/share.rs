@@ -15,6 +15,8 @@ pub const LEASEHOLD_SHARED_BYTES: usize = 128;
 ///
 /// # Safety
 /// - `descriptor` can be written; `description` has [`LEASEHOLD_SHARED_BYTES`] that can be written.
+/// - Whoever gets the descriptor uses the block only in an order with this process, and the rest of
+///   its segment not at all.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_block_export(
     device: u64,
@@ -25,7 +27,8 @@ pub unsafe extern "C" fn leasehold_block_export(
     ffi_guard(|| {
         check_out(descriptor, "the descriptor's place")?;
         check_out(description, "the description's place")?;
-        let (fd, shared) = DEVICES.get(device)?.export(block as u64)?;
+        // SAFETY: the caller vouches for the other process.
+        let (fd, shared) = unsafe { DEVICES.get(device)?.export(block as u64) }?;
         let bytes = shared.to_bytes();
         // SAFETY: the caller says that it can be written, and has room.
         unsafe {

@@ -104,7 +104,7 @@ unsafe impl SharedSegment for HostSegment {
         self.mapping.bytes()
     }
 
-    fn descriptor(&self) -> Result<OwnedFd> {
+    unsafe fn descriptor(&self) -> Result<OwnedFd> {
         self.file.descriptor()
     }
 

@@ -131,7 +131,7 @@ unsafe impl SharedSegment for DeviceSegment {
         self.bytes
     }
 
-    fn descriptor(&self) -> Result<OwnedFd> {
+    unsafe fn descriptor(&self) -> Result<OwnedFd> {
         // SAFETY: the segment has its handle until it is dropped.
         self.source.context.relaxed(|ops| unsafe { ops.memory_export(self.handle.native) })
     }

@@ -393,7 +393,8 @@ fn shareable(env: &Env) -> Outcome {
     let words: Vec<u32> = (0..10_000).collect();
     let block = pool.alloc(4 * words.len() as u64)?;
     runtime.stream().upload(block.view(), &words)?;
-    let export = pool.export(block.view())?;
+    // SAFETY: this case alone gets the descriptor, and orders what it does by the host.
+    let export = unsafe { pool.export(block.view()) }?;
     export.wait()?;
     // SAFETY: the case waits for the work at one address before it begins work at another.
     let take = |export: &Export| unsafe {

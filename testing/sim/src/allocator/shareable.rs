@@ -75,12 +75,12 @@ unsafe impl SharedSegment for SimSegment {
         self.bytes
     }
 
-    fn descriptor(&self) -> Result<OwnedFd> {
+    unsafe fn descriptor(&self) -> Result<OwnedFd> {
         self.source.machine.export(self.piece)
     }
 
     fn alias(&self) -> Result<Arc<dyn SharedSegment>> {
-        self.source.import(self.descriptor()?, self.bytes)
+        self.source.import(self.source.machine.export(self.piece)?, self.bytes)
     }
 }
 
