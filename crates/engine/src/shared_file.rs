@@ -16,6 +16,7 @@ use std::ptr;
 #[derive(Debug)]
 pub struct SharedFile(File);
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
 fn failed(api: &'static str) -> Error {
     let error = io::Error::last_os_error();
     Error::Driver {
