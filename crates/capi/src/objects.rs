@@ -167,10 +167,9 @@ mod tests {
         const NUMBER: u8 = 0x77;
     }
 
-    static NUMBERS: Objects<Number> = Objects::new();
-
     #[test]
     fn an_object_ends_once_with_its_last_caller() {
+        static NUMBERS: Objects<Number> = Objects::new();
         let ended = Arc::new(AtomicU64::new(0));
         let handle = NUMBERS.add(Number(ended.clone())).unwrap();
         NUMBERS.retain(handle).unwrap();
@@ -189,6 +188,7 @@ mod tests {
 
     #[test]
     fn of_threads_that_release_an_object_as_many_succeed_as_hold_it() {
+        static NUMBERS: Objects<Number> = Objects::new();
         for round in 0..2000 {
             let ended = Arc::new(AtomicU64::new(0));
             let handle = NUMBERS.add(Number(ended.clone())).unwrap();

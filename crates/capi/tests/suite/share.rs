@@ -81,7 +81,11 @@ fn what_cannot_be_shared_is_refused_with_the_cure() {
     let own = plain.stream(0);
     let ordinary = plain.alloc(MIB, own).unwrap();
     assert_eq!(export(plain, ordinary).unwrap_err(), UNSUPPORTED);
-    assert!(last_error().contains("LEASEHOLD_DEVICE_SHAREABLE"), "{}", last_error());
+    assert!(
+        last_error().contains("the device with LEASEHOLD_DEVICE_SHAREABLE"),
+        "{}",
+        last_error()
+    );
     assert_eq!(export(owner, ordinary).unwrap_err(), INVALID_ARGUMENT);
     let (fd, description) = export(owner, block).unwrap();
     // SAFETY: the null pointers are refused.

@@ -35,7 +35,7 @@ pub(crate) const CASES: &[Case] = &[
         .sanitizer(),
     Case::runtime(144, "a recording is invisible to other threads", &[Need::Graphs], invisible),
     Case::runtime(145, "an operator that fails in a recording is rolled back", FILL, rolled_back),
-    Case::runtime(219, "a kernel reads early only what its graph does not write", EARLY, early)
+    Case::runtime(211, "a kernel reads early only what its graph does not write", EARLY, early)
         .sanitizer(),
 ];
 

@@ -64,14 +64,14 @@ nothing! {
     cuGraphUpload cuGraphExecMemsetNodeSetParams cuStreamBeginCapture_v2 cuCtxDestroy_v2
     cuCtxDisablePeerAccess cuCtxSynchronize cuCtxGetStreamPriorityRange cuMemGetInfo_v2
     cuStreamIsCapturing cuThreadExchangeStreamCaptureMode cuGraphGetNodes cuUserObjectRelease cuGraphRetainUserObject cuDeviceCanAccessPeer
-    cuDeviceGetUuid_v2 cuDeviceGetName cuDeviceGetPCIBusId cuCtxPopCurrent_v2
+    cuDeviceGetUuid_v2 cuDeviceGetName cuDeviceGetPCIBusId cuCtxPopCurrent_v2 cuMemExportToShareableHandle
 }
 
 makes! {
     cuMemAllocAsync cuDeviceGetDefaultMemPool cuMemGetAllocationGranularity cuMemAddressReserve cuMemCreate cuMemHostAlloc
     cuStreamCreateWithPriority cuEventCreate cuModuleGetFunction cuGraphCreate cuGraphAddKernelNode_v2
     cuGraphAddMemsetNode cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphAddEmptyNode cuGraphInstantiateWithFlags
-    cuStreamEndCapture cuDeviceTotalMem_v2
+    cuStreamEndCapture cuDeviceTotalMem_v2 cuMemImportFromShareableHandle
 }
 
 #[cfg(not(without_optional))]
