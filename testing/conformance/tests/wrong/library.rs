@@ -349,7 +349,8 @@ fn groups_whose_calls_wait_for_each_other_are_found() {
 fn calls_without_order_are_found() {
     finds(Defect::Late, &[181, 182, 183, 192, 193], &[181, 182, 183, 192, 193]);
     finds(Defect::NoBarriers, &[162, 180], &[180]);
-    finds(Defect::SharesIds, &[162, 186], &[186]);
+    // Any later case may meet a communicator that the library has not ended yet.
+    finds(Defect::SharesIds, &[186], &[186]);
 }
 
 #[test]
