@@ -23,7 +23,7 @@ pub use backing::ShareableMemory;
 pub use message::SharedBlock;
 
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::suspend::pending;
+use crate::suspend::{pending, with_memory};
 use crate::view::BufferView;
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Protection, SharedBudget};
 use leasehold_core::sync::Arc;
@@ -139,14 +139,7 @@ impl ShareablePool {
         }
         let core = runtime.stream().under();
         let on = On { timeline: core.timeline, source: core.raw_source() };
-        let block = match inner.allocator.alloc(layout, on) {
-            // What lies free in the runtime's own allocator helps as well.
-            Err(e) if e.is_out_of_memory() => match runtime.allocator().trim(0) {
-                Ok(_) => inner.allocator.alloc(layout, on),
-                Err(_) => Err(e),
-            },
-            taken => taken,
-        }?;
+        let block = with_memory(&runtime, || inner.allocator.alloc(layout, on))?;
         let (addr, native) = (block.addr(), block.native());
         let keep = Box::new(block);
         // SAFETY: the block is this call's, and nobody else's while the import keeps it. It has
@@ -240,7 +233,7 @@ impl ShareablePool {
     }
 }
 
-/// What tells the memory of this device from that of every other one of the machine.
+/// The identity of the device among all of the machine.
 fn device_key(runtime: &RuntimeInner) -> String {
     let info = runtime.device.info();
     match info.uuid.as_str() {
@@ -305,7 +298,7 @@ impl Export {
         }
     }
 
-    /// What [`import`] must know beside the descriptor.
+    /// The description that [`import`] needs beside the descriptor.
     #[must_use]
     pub fn block(&self) -> &SharedBlock {
         &self.block

@@ -195,7 +195,7 @@ impl SuspendablePool {
         }
         let core = runtime.stream().under();
         let on = On { timeline: core.timeline, source: core.raw_source() };
-        let block = self.with_memory(&runtime, || inner.allocator.alloc(layout, on))?;
+        let block = with_memory(&runtime, || inner.allocator.alloc(layout, on))?;
         let (addr, native) = (block.addr(), block.native());
         let keep = Block { _block: block, _turn: inner.turn.clone() };
         // SAFETY: the block is this call's, and nobody else's while the import keeps it. It has
@@ -371,7 +371,7 @@ impl SuspendablePool {
             .filter_map(|buffer| buffer.try_unique().err())
             .collect();
         inner.allocator.trim(0)?;
-        self.with_memory(&runtime, || state.memory.resume(&runtime))?;
+        with_memory(&runtime, || state.memory.resume(&runtime))?;
         // SAFETY: the records of all these were locked, and their memory is there.
         state.locked.drain(..).for_each(|buffer| unsafe { inner.turn.unlock(&buffer) });
         Ok(())
@@ -381,16 +381,17 @@ impl SuspendablePool {
     fn runtime(&self) -> Runtime {
         Runtime::from_inner(self.0.runtime.clone())
     }
+}
 
-    /// Calls `take`, and again with what the runtime's allocator has free if there is no memory.
-    fn with_memory<T>(&self, runtime: &Runtime, mut take: impl FnMut() -> Result<T>) -> Result<T> {
-        match take() {
-            Err(e) if e.is_out_of_memory() => match runtime.allocator().trim(0) {
-                Ok(_) => take(),
-                Err(_) => Err(e),
-            },
-            taken => taken,
-        }
+/// Takes memory of a pool. If there is none, the runtime's own allocator first gives back what lies
+/// free there.
+pub(crate) fn with_memory<T>(runtime: &Runtime, mut take: impl FnMut() -> Result<T>) -> Result<T> {
+    match take() {
+        Err(e) if e.is_out_of_memory() => match runtime.allocator().trim(0) {
+            Ok(_) => take(),
+            Err(_) => Err(e),
+        },
+        taken => taken,
     }
 }
 

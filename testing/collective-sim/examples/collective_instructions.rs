@@ -1,7 +1,6 @@
-//! Runs one of the calls of a communicator a number of times, for `ci/instructions.sh` to count;
-//! without arguments names them and their times.
+//! Runs one of the calls of a communicator a number of times, for `ci/instructions.sh` to count.
 //!
-//! `target/release/examples/collective_instructions [NAME TIMES]`
+//! `target/release/examples/collective_instructions NAME TIMES`
 //!
 //! The library accepts everything and enqueues nothing. The device is a simulated CUDA device. So
 //! what is counted is the public path with the engine below, the same every time.
@@ -14,7 +13,6 @@ use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::MachineConfig;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// A library that does nothing, at once.
 struct Idle;
@@ -77,40 +75,16 @@ const CALLS: [(&str, Body); 2] = [
     }),
 ];
 
-fn run(name: Option<String>, times: Option<u32>) -> Result<ExitCode> {
-    let bench = Bench::new()?;
-    match (name, times) {
-        (Some(name), Some(times)) => {
-            let Some((_, body)) = CALLS.iter().find(|p| p.0 == name) else {
-                eprintln!("no call {name}");
-                return Ok(ExitCode::from(2));
-            };
-            (0..times).try_for_each(|_| body(&bench))?;
-        }
-        (None, _) => {
-            for (name, body) in CALLS {
-                let mut rounds: Vec<Duration> = Vec::new();
-                for _ in 0..31 {
-                    let start = Instant::now();
-                    (0..10_000).try_for_each(|_| body(&bench))?;
-                    rounds.push(start.elapsed());
-                }
-                rounds.sort();
-                println!("{name:26} {:6.1} ns", rounds[15].as_secs_f64() * 1e9 / 10_000.0);
-            }
-        }
-        _ => {
-            eprintln!("usage: collective_instructions [NAME TIMES]");
-            return Ok(ExitCode::from(2));
-        }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn main() -> ExitCode {
+fn main() -> Result<ExitCode> {
     let mut args = std::env::args().skip(1);
-    run(args.next(), args.next().and_then(|n| n.parse().ok())).unwrap_or_else(|e| {
-        eprintln!("{e}");
-        ExitCode::FAILURE
-    })
+    let named = args.next().and_then(|name| CALLS.iter().find(|call| call.0 == name));
+    let (Some((_, body)), Some(times)) = (named, args.next().and_then(|n| n.parse::<u32>().ok()))
+    else {
+        let names = CALLS.map(|call| call.0).join(" or ");
+        eprintln!("usage: collective_instructions NAME TIMES; a name is {names}");
+        return Ok(ExitCode::from(2));
+    };
+    let bench = Bench::new()?;
+    (0..times).try_for_each(|_| body(&bench))?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -6,11 +6,12 @@ use crate::callback::{Callback, LeaseholdRelease};
 use crate::kinds::STREAMS;
 use crate::status::{alone, ffi_guard};
 use leasehold::backend::Binding;
-use leasehold::{Error, Result};
+use leasehold::backend::sync::Arc;
+use leasehold::{Error, Result, Stream};
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
-/// Where an operand lies.
+/// The place of an operand.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseholdBinding {
@@ -54,6 +55,27 @@ fn null() -> Error {
     Error::invalid("the function is null")
 }
 
+/// Submits work that calls a function of the caller's. The function's context is kept from then on.
+///
+/// # Safety
+/// - As [`leasehold_stream_host_call`], for `release`, `context` and `point`.
+unsafe fn submit(
+    stream: u64,
+    release: Option<LeaseholdRelease>,
+    context: *mut c_void,
+    point: *mut LeaseholdPoint,
+    work: impl FnOnce(&Stream, Arc<Callback>) -> Result<()>,
+) -> Result<()> {
+    let held = STREAMS.get(stream)?;
+    // SAFETY: the caller vouches for the function and its context.
+    let callback = unsafe { Callback::new(context, release) };
+    work(held.stream(), callback.clone())?;
+    callback.keep();
+    // SAFETY: by the contract.
+    unsafe { LeaseholdPoint::give(point, held.stream()) };
+    Ok(())
+}
+
 /// Runs a function on the host, in stream order.
 ///
 /// # Safety
@@ -70,18 +92,14 @@ pub unsafe extern "C" fn leasehold_stream_host_call(
 ) -> c_int {
     ffi_guard(|| {
         let call = call.ok_or_else(null)?;
-        let held = STREAMS.get(stream)?;
-        // SAFETY: the caller vouches for the functions and their context.
-        let callback = unsafe { Callback::new(context, release) };
-        let kept = callback.clone();
-        held.stream().host_call("from C", move || {
-            // SAFETY: the caller vouches for the function and its context.
-            ended(unsafe { call(kept.context()) }, "a host call")
-        })?;
-        callback.keep();
+        let work = |stream: &Stream, kept: Arc<Callback>| {
+            stream.host_call("from C", move || {
+                // SAFETY: the caller vouches for the function and its context.
+                ended(unsafe { call(kept.context()) }, "a host call")
+            })
+        };
         // SAFETY: by the contract.
-        unsafe { LeaseholdPoint::give(point, held.stream()) };
-        Ok(())
+        unsafe { submit(stream, release, context, point, work) }
     })
 }
 
@@ -104,26 +122,23 @@ pub unsafe extern "C" fn leasehold_stream_foreign_call(
 ) -> c_int {
     ffi_guard(|| {
         let call = call.ok_or_else(null)?;
-        let held = STREAMS.get(stream)?;
-        // SAFETY: the caller vouches for the functions and their context.
-        let callback = unsafe { Callback::new(context, release) };
-        let kept = callback.clone();
-        let foreign = move |native: u64, bindings: &[Binding]| {
-            let list = bindings.as_ptr().cast::<LeaseholdBinding>();
-            // SAFETY: the caller vouches for the function and its context; the list is valid
-            // during the call.
-            let run = || unsafe { call(kept.context(), native as usize, list, bindings.len()) };
-            ended(alone(run), "a foreign call")
+        let work = |stream: &Stream, kept: Arc<Callback>| {
+            let foreign = move |native: u64, bindings: &[Binding]| {
+                let list = bindings.as_ptr().cast::<LeaseholdBinding>();
+                // SAFETY: the caller vouches for the function and its context; the list is valid
+                // during the call.
+                let run = || unsafe { call(kept.context(), native as usize, list, bindings.len()) };
+                ended(alone(run), "a foreign call")
+            };
+            // SAFETY: the caller vouches for the operands' list, and that the call touches them
+            // alone.
+            unsafe {
+                with_operands(operands, count, |operands| {
+                    stream.foreign_call("from C", operands, foreign)
+                })
+            }
         };
-        // SAFETY: the caller vouches for the operands' list, and that the call touches them alone.
-        unsafe {
-            with_operands(operands, count, |operands| {
-                held.stream().foreign_call("from C", operands, foreign)
-            })?;
-        }
-        callback.keep();
         // SAFETY: by the contract.
-        unsafe { LeaseholdPoint::give(point, held.stream()) };
-        Ok(())
+        unsafe { submit(stream, release, context, point, work) }
     })
 }

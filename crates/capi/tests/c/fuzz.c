@@ -15,6 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef LEASEHOLD_SIM
+#include "races.h"
+#endif
+
 enum { DEVICES = 3, SLOTS = 200, SMALL = 12, POOLS = 6, STREAMS = 4, MOST_THREADS = 64 };
 
 typedef struct {
@@ -560,16 +564,7 @@ int main(int argc, char **argv) {
     finish();
 #ifdef LEASEHOLD_SIM
     if (simulated) {
-        char *races, *line;
-        CALL(FINE, sim_races, &races);
-        for (line = strtok(races, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-            /* A suspension copies all of a range, also what nobody wrote. */
-            if (strstr(line, "nobody wrote") == NULL) {
-                fprintf(stderr, "race: %s\n", line);
-                wrong++;
-            }
-        }
-        leasehold_text_free(races);
+        wrong += races_found();
     }
 #endif
     printf("%s: %llu calls, %llu devices closed, %llu pools released, %llu resumed, %llu streams destroyed; statuses", wrong == 0 ? "ok" : "wrong",

@@ -377,7 +377,7 @@ static void kernels(void) {
     OK(leasehold_stream_launch_many(stream, launches, 3, &point));
     THAT(all_are(x, 5.0f) && all_are(y, 9.0f));
     OK(leasehold_stream_launch_many(stream, NULL, 0, NULL));
-    /* What the check refuses does not run. */
+    /* A launch that the check refuses does not run. */
     p.n = COUNT + 1;
     THAT(leasehold_stream_launch(stream, kernel, &grid, operands, 2, &p, sizeof p, NULL) == LEASEHOLD_INVALID_ARGUMENT);
     THAT(leasehold_stream_launch_many(stream, launches, 3, NULL) == LEASEHOLD_INVALID_ARGUMENT);

@@ -64,7 +64,7 @@ static void tile(const leasehold_tile *at) {
 
 static const char cuda[] = "extern \"C\" __global__ void mark(unsigned *x) { *x = gridDim.x; }\n";
 
-/* What a check, or a foreign call, calls is refused: it might wait for itself. */
+/* Calls of a check or of a foreign call are refused: they might wait for themselves. */
 static void call_inside(void) {
     leasehold_graph_info info = {.size = sizeof info};
     int over;
@@ -525,7 +525,7 @@ static void recordings(void) {
     OK(leasehold_stream_now(stream, &now));
     OK(leasehold_record_begin(runtime, &recorded));
     OK(leasehold_buffer_alloc(recorded, 64, &temporary));
-    /* What waits or asks has no meaning there. */
+    /* Waits and queries have no meaning there. */
     STATE(leasehold_stream_synchronize(recorded, LEASEHOLD_FOREVER));
     STATE(leasehold_stream_query(recorded, &answer));
     STATE(leasehold_stream_wait_native(recorded, 0));

@@ -441,19 +441,22 @@ impl Space {
                 OutOfMemory::new(format!("memory of simulated device {device}"), bytes).into()
             );
         };
-        let id = PieceId(self.id());
-        let piece = Piece {
-            store,
-            bytes,
-            owner: device,
-            mappings: 0,
-            names: 1,
-            fresh: true,
-            file: None,
-            counted: true,
-        };
+        Ok(self.add_piece(device, store, bytes, None))
+    }
+
+    /// Adds a piece of this machine's memory, or of a file that another one has made.
+    fn add_piece(
+        &mut self,
+        owner: u32,
+        store: u64,
+        bytes: u64,
+        file: Option<SharedFile>,
+    ) -> PieceId {
+        let (id, own) = (PieceId(self.id()), file.is_none());
+        let piece =
+            Piece { store, bytes, owner, mappings: 0, names: 1, fresh: own, file, counted: own };
         self.pieces.insert(id, piece);
-        Ok(id)
+        id
     }
 
     /// A piece that other machines may map.
@@ -490,19 +493,7 @@ impl Space {
         let store = self.memory.take(bytes, GRANULARITY).ok_or_else(|| {
             Error::from(OutOfMemory::new("addresses of shared simulated memory", bytes))
         })?;
-        let id = PieceId(self.id());
-        let piece = Piece {
-            store,
-            bytes,
-            owner: device,
-            mappings: 0,
-            names: 1,
-            fresh: false,
-            file: Some(file),
-            counted: false,
-        };
-        self.pieces.insert(id, piece);
-        Ok(id)
+        Ok(self.add_piece(device, store, bytes, Some(file)))
     }
 
     /// Whether a range is one whole mapping of a shared piece.
