@@ -108,7 +108,7 @@ template <class Function, class Call> void give(Function &&function, Call &&call
     kept.release();
 }
 
-/* What a function of the caller's returns to the library: a failure for an exception. */
+/* The status of a function of the caller's: a failure for an exception. */
 template <class Call> int guarded(Call &&call) noexcept {
     try {
         call();
@@ -192,7 +192,7 @@ class host_timeline : public detail::handle<leasehold_host_timeline_retain, leas
     void fail(const std::string &why) const { check(leasehold_host_timeline_fail(get(), why.c_str())); }
 };
 
-/* How many blocks of how many threads a launch has. */
+/* The blocks of a launch, and the threads of each. */
 struct grid {
     grid(std::uint32_t blocks, std::uint32_t threads = 1, std::uint32_t shared_bytes = 0) noexcept
         : shape{{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, 0} {}

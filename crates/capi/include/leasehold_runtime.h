@@ -284,7 +284,7 @@ int leasehold_event_point(leasehold_event event, leasehold_point *point);
 #define LEASEHOLD_OVERLAP_IN_PLACE 1 /* two may be the same range */
 #define LEASEHOLD_OVERLAP_ANY 2
 
-/* Where an operand lies. */
+/* The place of an operand. */
 typedef struct leasehold_binding {
     uint64_t address;
     uint64_t bytes;

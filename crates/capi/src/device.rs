@@ -95,7 +95,7 @@ pub(crate) struct Device {
     blocks: Blocks,
     /// Blocks of other processes, by address. `None` once the device is closed.
     imports: Mutex<Option<HashMap<u64, Lease<Buffer>>>>,
-    /// How many runtimes of the device are open.
+    /// The number of open runtimes of the device.
     runtimes: AtomicU64,
 }
 

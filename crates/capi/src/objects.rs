@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// What has handles.
+/// A kind of objects with handles.
 pub(crate) trait Kind: Send + Sync + Sized + 'static {
     /// The kind's word in messages.
     const NAME: &'static str;

@@ -507,7 +507,7 @@ mod tests {
         copies_of("copies_are_a_world_and_have_the_variables_of_the_library", 3).unwrap();
     }
 
-    /// Whoever asks the command means its ranks, and rank 0 is heard.
+    /// The command passes a request on to its ranks. Rank 0 answers.
     #[test]
     #[cfg(unix)]
     fn a_request_goes_to_the_first_rank() {

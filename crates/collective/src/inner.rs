@@ -119,7 +119,7 @@ struct Late {
     /// The end of its limit, and the time up to that.
     until: Instant,
     lead: Duration,
-    /// What is said then.
+    /// The message of that end.
     text: String,
 }
 

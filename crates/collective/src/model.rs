@@ -1,5 +1,5 @@
-//! What collectives give, by arithmetic on the host: tests of libraries and of programs compare
-//! with it (feature `model`).
+//! The results of collectives, by arithmetic on the host (feature `model`). Tests of libraries and
+//! of programs compare with it.
 //!
 //! Libraries sum in different orders, so a sum that rounds on the way has no one result. Such
 //! reductions are [`rounded`](Number::rounded) once, or have no [`exact`](Number::exact) result.

@@ -42,7 +42,7 @@ impl Comm {
     /// more than two ranks the library may add up in another order than eagerly. An update of a
     /// graph cannot give such a call another buffer.
     ///
-    /// What the pool gets later is not registered: allocate first, or register again.
+    /// Memory that the pool gets later is not registered. Allocate first, or register again.
     ///
     /// # Errors
     /// `InvalidArgument` for a pool of another device, one without memory, and for pools whose

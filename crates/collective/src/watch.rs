@@ -51,7 +51,7 @@ pub(crate) struct Watch {
     begun: AtomicBool,
     /// The world has ended in order.
     pub(crate) closed: AtomicBool,
-    /// What the watch's thread passes on at each look.
+    /// Orders that the watch's thread passes on at each look.
     outbox: Arc<Outbox>,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn tell(
     store.set(&format!("event/{at}"), format!("{word}\t{name}\t{number}\t{text}").as_bytes())
 }
 
-/// What each rank does: a paragraph each. Ranks that do not answer within the limit are named.
+/// The activity of each rank, in a paragraph. Ranks that do not answer in time are named.
 ///
 /// # Errors
 /// The store's own.
@@ -172,7 +172,7 @@ pub(crate) fn report(world: &dyn Watching, limit: Duration) -> Result<String> {
     Ok(text)
 }
 
-/// What the thread of a watch knows.
+/// The knowledge of a watch's thread.
 #[derive(Default)]
 struct Looker {
     /// Events that were read.

@@ -32,7 +32,7 @@ const LAST_USE: Duration = Duration::from_secs(60);
 
 /// A segment of a pool and the window over it.
 pub(crate) struct Part {
-    /// Where buffers of the pool have their addresses.
+    /// The range of the pool's buffers.
     pub(crate) segment: Arc<dyn SharedSegment>,
     /// The same memory, where the library has its window.
     pub(crate) alias: Arc<dyn SharedSegment>,

@@ -83,7 +83,7 @@ impl SharedFile {
         self.0.metadata().map_or(0, |m| m.len())
     }
 
-    /// What tells this file from every other one of the system.
+    /// The identity of this file among all of the system.
     pub fn identity(&self) -> Option<(u64, u64)> {
         self.0.metadata().ok().map(|m| (m.dev(), m.ino()))
     }

@@ -152,8 +152,8 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// What the operations write. `None` if one of them may write more than it declares: a host
-    /// call, a wait for other work, a graph.
+    /// The memory that the operations write. `None` if one of them may write more than it declares:
+    /// a host call, a wait for other work, a graph.
     pub(crate) fn by(ops: &OpList) -> Option<Self> {
         let mut all = Vec::new();
         for op in ops.iter() {

@@ -16,7 +16,7 @@ pub struct Plan {
     /// The start of the predecessors of node `i`: `pred[pred_at[i]..pred_at[i + 1]]`. One entry
     /// longer than `ops`.
     pub pred_at: Vec<u32>,
-    /// What [`early_reads`](Self::early_reads) returns, by node. Shorter if the rest is 0.
+    /// The grants of [`early_reads`](Self::early_reads), by node. Shorter if the rest is 0.
     pub early: Vec<u32>,
 }
 

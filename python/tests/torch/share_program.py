@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Packed:
-    """What takes the place of a CUDA tensor, of which there is none without CUDA."""
+    """A stand-in for a CUDA tensor, of which there is none without CUDA."""
 
     class device:
         type = "cuda"

@@ -1,5 +1,5 @@
-//! What a rank costs as ranks grow: requests to the store, host time of a call, and the time until
-//! a lost rank is named. All ranks are threads of this process, each with a simulated device.
+//! The costs of a rank as ranks grow: requests to the store, host time of a call, and the time
+//! until a lost rank is named. All ranks are threads of this process, each with a simulated device.
 //!
 //! ```text
 //! cargo run --release -p leasehold-collective-sim --example scale -- 8 64 512

@@ -157,7 +157,7 @@ pub struct LeaseholdKernelDesc {
     pub context: *mut c_void,
 }
 
-/// How many blocks of how many threads a launch has.
+/// The blocks of a launch, and the threads of each.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseholdGrid {

@@ -182,7 +182,7 @@ pub unsafe extern "C" fn leasehold_stream_wait_native(stream: u64, native: usize
         // SAFETY: by the contract.
         match unsafe { outside(&held, native) }? {
             Some(other) => held.stream().wait(other.now()),
-            // What a thread has done there is over.
+            // Work of a host thread is over once the thread calls.
             None => Ok(()),
         }
     })

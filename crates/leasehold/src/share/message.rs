@@ -12,17 +12,17 @@ use std::os::unix::net::UnixStream;
 const BYTES: usize = 128;
 /// The beginning of each message: a name and the version of the format.
 const MAGIC: [u8; 8] = *b"LHSHARE\x01";
-/// Where the device's text begins.
+/// The offset of the device's text.
 const DEVICE: usize = 32;
 
 /// A block of shareable memory: what a process must know of it beside its descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedBlock {
-    /// What tells the device from every other one of the machine.
+    /// The identity of the device among all of the machine.
     pub(super) device: String,
     /// Bytes of the segment that the descriptor stands for.
     pub(super) segment: u64,
-    /// Where the block begins in it.
+    /// The offset of the block in it.
     pub(super) offset: u64,
     /// Bytes of the block.
     pub(super) bytes: u64,

@@ -380,7 +380,7 @@ fn segments_stay_while_they_are_exported_or_held() {
         drop(export);
         assert_eq!(pool.trim(0).unwrap(), reserved, "{device}: nobody needs it");
         assert_eq!((pool.stats().reserved, pool.stats().segments), (0, 0), "{device}");
-        // What was given back is mapped still, by the one who holds it.
+        // A segment that was given back stays mapped for its holder.
         // SAFETY: the descriptor is closed at once.
         drop(unsafe { segment.descriptor() }.unwrap());
         // A pool lives on in its blocks.

@@ -168,7 +168,7 @@ fn what_cannot_be_registered_is_refused_on_all_ranks() {
     });
 }
 
-/// What the layer above never does is found by the machine.
+/// The machine finds misuse that the layer above never makes.
 #[test]
 fn windows_over_other_memory_and_memory_that_goes_first_are_reported() {
     let bench = Bench::new(Over::Sim, 1, MachineConfig::seed(8));

@@ -416,7 +416,7 @@ fn shareable(env: &Env) -> Outcome {
     check_eq!(pool.stats().reserved, 0, "memory of a pool without buffers");
     drop(pool);
     check_eq!(runtime.to_vec::<u32>(&received)?, [7; 10_000], "an import without its owner");
-    // What is no memory of this device.
+    // A descriptor of no memory.
     let sharing = env.device().sharing()?;
     let (pipe, _end) = std::io::pipe().map_err(Error::from)?;
     let wrong = sharing.import(pipe.into(), sharing.granule()).map(drop);

@@ -683,7 +683,7 @@ fn a_kernel_that_reads_early_what_its_graph_writes_is_found() {
             // The wrong grant misleads a function that takes no notice of it.
             let graph = unsafe { device.instantiate(plan) }.unwrap();
             assert_eq!(bench.calls("cuGraphAddDependencies") - before, 2);
-            // What was written before the launch may be read early.
+            // Memory that was written before the launch may be read early.
             let value = submit(&a, &[fill(&x, 1), fill(&w, 2), Op::Graph(&graph)]).unwrap();
             wait(&a, value).unwrap();
             assert_eq!([read(&a, &z)[0], read(&a, &y)[0]], [1, 2]);

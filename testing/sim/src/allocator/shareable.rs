@@ -87,7 +87,7 @@ unsafe impl SharedSegment for SimSegment {
 impl Drop for SimSegment {
     fn drop(&mut self) {
         let machine = &self.source.machine;
-        // What the machine refuses stays as it is: mapped addresses are not reserved anew.
+        // A mapping that the machine refuses to end stays: its addresses are not reserved anew.
         if let Some(addr) = self.addr
             && (!self.mapped || machine.unmap(addr, self.bytes).is_ok())
         {
