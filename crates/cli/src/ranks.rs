@@ -207,6 +207,7 @@ impl RankArguments {
             if rank > 0 {
                 copy.stdout(Stdio::null());
             }
+            asked::spare(&mut copy);
             all.0.push(Copy::start(&mut copy, rank)?);
         }
         all.wait()

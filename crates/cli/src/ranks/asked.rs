@@ -8,6 +8,7 @@ use leasehold_collective::Reporter;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use std::io::Write;
+use std::process::Command;
 use std::time::Duration;
 
 /// The time between two looks.
@@ -17,7 +18,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 static ASKED: AtomicBool = AtomicBool::new(false);
 
-/// From now on the signal is a request. Before, it ends the process.
+/// Makes the signal a request from now on. Before, it ends the process, unless that was
+/// [spared](spare).
 pub(super) fn listen() {
     #[cfg(unix)]
     {
@@ -34,6 +36,26 @@ pub(super) fn listen() {
             libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// Lets a process that is to be started ignore the signal until it listens. So a request that comes
+/// while it starts is lost, and does not end it.
+pub(super) fn spare(command: &mut Command) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::CommandExt;
+        let ignore = || {
+            // SAFETY: a child of a fork may call it; the action has no handler.
+            match unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) } {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        };
+        // SAFETY: the function makes one call, which is safe between fork and exec.
+        unsafe { command.pre_exec(ignore) };
+    }
+    #[cfg(not(unix))]
+    let _ = command;
 }
 
 /// Returns whether somebody has asked since the last time.
@@ -89,4 +111,24 @@ fn answer(reporters: &[Reporter]) {
     };
     // Without standard error, nobody wants to know.
     let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_ends_no_process_that_does_not_listen_yet() {
+        let ends = |spared: bool| {
+            let mut command = Command::new("sleep");
+            command.arg("0.5");
+            if spared {
+                spare(&mut command);
+            }
+            let mut process = command.spawn().unwrap();
+            pass_on(&process);
+            process.wait().unwrap().code()
+        };
+        assert_eq!([ends(true), ends(false)], [Some(0), None]);
+    }
 }
