@@ -203,22 +203,19 @@ impl Placed {
         if !self.agreed.load(Ordering::Acquire) {
             return Ok(bound.into());
         }
-        let mut bound = bound.to_vec();
-        let mut places: Vec<usize> =
-            planned.iter().flat_map(|p| [p.src, p.dst]).flatten().collect();
-        places.dedup();
-        for at in places {
-            let Some(binding) = bound.get_mut(at) else { continue };
-            match self.sides.iter().find(|side| side.addr == binding.addr) {
-                Some(side) => binding.addr = side.alias,
-                None => {
-                    return Err(Error::Unsupported(
-                        "a graph's call in registered memory cannot take another buffer, since the other ranks' calls stay as they were compared; record it anew".into(),
-                    ));
-                }
+        let mut aliased = bound.to_vec();
+        // In the order in which the sides were found. A source is no destination, even if both lie
+        // in windows: the other ranks' offsets are those of their sources.
+        let operands = planned.iter().flat_map(|p| [p.src, p.dst]).flatten();
+        for (at, side) in std::iter::zip(operands, &self.sides) {
+            if bound.get(at).map(|binding| binding.addr) != Some(side.addr) {
+                return Err(Error::Unsupported(
+                    "a graph's call in registered memory cannot take another buffer, since the other ranks' calls stay as they were compared; record it anew".into(),
+                ));
             }
+            aliased[at].addr = side.alias;
         }
-        Ok(bound.into())
+        Ok(aliased.into())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Registered memory: when calls use it, and what is refused.
 
 use crate::{Bench, Over};
-use leasehold::{Array, Buffer, Error, Lease, ShareablePool, View};
+use leasehold::{Array, Buffer, Error, GraphUpdate, Lease, ShareablePool, View};
 use leasehold_collective::Reduce;
 use leasehold_collective::driver::{CollectiveOps, Place};
 use leasehold_sim::{MachineConfig, ReportKind};
@@ -119,6 +119,42 @@ fn calls_whose_offsets_differ_between_ranks_use_no_window() {
         }
     });
     assert_eq!(bench.machine().take_reports(), []);
+}
+
+/// The other ranks' calls stay as they were compared, so one rank's graph cannot go elsewhere: not
+/// to ordinary memory, not to another place in a window, and not to its own source.
+#[test]
+fn an_update_cannot_move_a_call_in_windows() {
+    for (over, update) in
+        [Over::Sim, Over::Cuda].into_iter().flat_map(|o| [0, 1, 2].map(|u| (o, u)))
+    {
+        // A refused call ends the communicator, since it is missing on one rank.
+        let bench = Bench::new(over, 2, MachineConfig::seed(9));
+        bench.run(|r| {
+            let pool = ShareablePool::new(&r.runtime, "shared").unwrap();
+            let [x, y, z] = [(); 3].map(|()| array(&pool, 100));
+            let ordinary = r.runtime.upload(&[1u32; 100]).unwrap();
+            let comm = r.comm();
+            let _registration = comm.register(&pool).unwrap();
+            let graph = r.runtime.record_graph(|recording| {
+                comm.all_reduce_into(recording.stream(), &y, &x, Reduce::Sum)
+            });
+            let graph = graph.unwrap();
+            let update = match update {
+                0 => GraphUpdate::new().buffer(&x, &ordinary),
+                1 => GraphUpdate::new().buffer(&y, &z),
+                _ => GraphUpdate::new().buffer(&x, &y).buffer(&y, &x),
+            };
+            // CUDA asks the library again as the graph is updated, the simulated backend later.
+            let launched = graph
+                .update(&update)
+                .and_then(|_| graph.launch_on(r.runtime.stream()))
+                .and_then(|_| r.runtime.stream().synchronize_timeout(Duration::from_secs(20)));
+            let refused = launched.unwrap_err().to_string();
+            assert!(refused.contains("record it anew"), "{over:?}: {refused}");
+            r.barrier("tried");
+        });
+    }
 }
 
 #[test]
