@@ -93,10 +93,18 @@ impl<T: Kind> Objects<T> {
     /// Adds an object, which one caller holds.
     ///
     /// # Errors
-    /// `OutOfMemory` for host memory.
+    /// `OutOfMemory` for host memory; `InvalidState` if there are too many.
     pub(crate) fn add(&self, value: T) -> Result<u64> {
         let lease = self.pool()?.acquire(&Cell::new(Some(value)))?;
-        let handle = lease.handle().to_bits().get() | u64::from(T::NUMBER) << KIND_SHIFT;
+        let bits = lease.handle().to_bits().get();
+        if bits & KIND_MASK != 0 {
+            return Err(Error::state(format!(
+                "a handle has room for {} objects of a kind ({}); release some",
+                1 << KIND_SHIFT,
+                T::NAME
+            )));
+        }
+        let handle = bits | u64::from(T::NUMBER) << KIND_SHIFT;
         *lease.own.lock() = Some(lease.clone());
         // A thread that guessed the handle finds nothing before.
         lease.callers.store(1, Ordering::Release);
