@@ -5,6 +5,7 @@
 //! one begins.
 
 use crate::errors::raise;
+use crate::fork;
 use leasehold::{Error, Result};
 use leasehold_core::OutOfMemory;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -15,17 +16,18 @@ use std::time::Duration;
 
 /// Twice the functions that run, and 1 once no other may begin.
 static GATE: AtomicUsize = AtomicUsize::new(0);
-/// The process in which streams were given functions; 0 if none was.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The generation of the process in which streams were given functions; [`NONE`] if none was.
+static PROCESS: AtomicU32 = AtomicU32::new(NONE);
+const NONE: u32 = u32::MAX;
 
 /// Whether work of a stream may wait for the interpreter's lock.
 pub(crate) fn are_used() -> bool {
-    PROCESS.load(Ordering::Acquire) != 0
+    PROCESS.load(Ordering::Acquire) != NONE
 }
 
 /// Notes that a stream is given a function. The thread is attached.
 pub(crate) fn note(_: Python<'_>) {
-    PROCESS.store(std::process::id(), Ordering::Release);
+    PROCESS.store(fork::generation(), Ordering::Release);
 }
 
 /// A copy of host bytes.
@@ -103,7 +105,7 @@ pub(crate) fn tell(function: &Py<PyAny>, result: Result<()>) {
 pub(crate) fn close(py: Python<'_>) -> PyResult<()> {
     GATE.fetch_or(1, Ordering::SeqCst);
     // What ran in the parent as it forked ends there.
-    let is_own = PROCESS.load(Ordering::Acquire) == std::process::id();
+    let is_own = PROCESS.load(Ordering::Acquire) == fork::generation();
     while is_own && GATE.load(Ordering::SeqCst) > 1 {
         py.check_signals()?;
         py.detach(|| thread::sleep(Duration::from_millis(5)));

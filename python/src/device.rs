@@ -4,6 +4,7 @@ use crate::allocator::{AllocatorObject, Pool};
 use crate::arguments;
 use crate::buffer;
 use crate::errors::raise;
+use crate::fork;
 use crate::stream::StreamObject;
 use leasehold::cuda::{self, ExternalManager, ExternalStream};
 use leasehold::{BackendKind, Context, DeviceId, Error, Result, Runtime, Stream};
@@ -38,7 +39,7 @@ pub(crate) struct State {
     simulated: bool,
     /// The process that opened it: a driver's state and the threads of streams do not survive a
     /// fork.
-    process: u32,
+    generation: u32,
     /// Whether streams of the device were given work by a `Stream`.
     streams: AtomicBool,
     main: OnceLock<Arc<Pool>>,
@@ -81,7 +82,7 @@ impl State {
             name: name.clone(),
             host,
             simulated,
-            process: std::process::id(),
+            generation: fork::generation(),
             streams: AtomicBool::new(false),
             main: OnceLock::new(),
             pools: Mutex::default(),
@@ -157,7 +158,7 @@ impl State {
     /// Whether the process is a child of the one that opened the device, unless nothing but host
     /// memory was used.
     pub(crate) fn is_forked(&self) -> bool {
-        !self.is_quiet() && self.process != std::process::id()
+        !self.is_quiet() && self.generation != fork::generation()
     }
 
     /// # Errors

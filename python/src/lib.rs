@@ -9,7 +9,7 @@
 //! DLPack. `copies` copies between all of them, by `grid` where elements have gaps. `stream`,
 //! `event`, `kernel` and `graph` are the runtime. `download` is a copy to the host that is awaited,
 //! and `callbacks` calls Python on the runtime's threads. `arguments` checks what a call was given;
-//! `errors` has the exceptions.
+//! `errors` has the exceptions; `fork` tells a child from its parent.
 
 mod allocator;
 mod arguments;
@@ -22,6 +22,7 @@ mod download;
 mod dtype;
 mod errors;
 mod event;
+mod fork;
 mod graph;
 mod grid;
 mod host;
@@ -59,6 +60,7 @@ fn check_interpreter() -> PyResult<()> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     check_interpreter()?;
+    fork::watch()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("SIMULATED", cfg!(feature = "sim"))?;
     module.add_class::<device::Device>()?;
