@@ -2,7 +2,7 @@
 
 `Device` names a device, `Allocator` has memory of it under a policy and a budget, and `Buffer` is
 the elements of an array there. `Buffer` and `from_dlpack` exchange memory with NumPy, PyTorch, CuPy
-and JAX. `Stream`, `Event`, `Kernel` and `Graph` are the runtime. `leasehold.torch` makes the allocator PyTorch's.
+and JAX. `Stream`, `Event`, `Kernel` and `Graph` are the runtime, `leasehold.ops` has operators, and `generate` continues texts with a model. `leasehold.torch` makes the allocator PyTorch's.
 
 `import leasehold` needs neither CUDA nor NumPy nor PyTorch.
 """
@@ -25,6 +25,7 @@ from leasehold._errors import (
     UnavailableError,
     UnsupportedError,
 )
+from leasehold._generate import generate, stream_text
 from leasehold._library import include as include_path
 from leasehold._library import path as library_path
 from leasehold._native import (
@@ -35,6 +36,7 @@ from leasehold._native import (
     Event,
     Graph,
     Kernel,
+    Model,
     Stream,
     __version__,
     close as _close,
@@ -64,6 +66,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidStateError",
     "Kernel",
+    "Model",
     "OutOfMemoryError",
     "Stream",
     "TimeoutError",
@@ -72,7 +75,9 @@ __all__ = [
     "__version__",
     "devices",
     "from_dlpack",
+    "generate",
     "include_path",
     "library_path",
     "report",
+    "stream_text",
 ]

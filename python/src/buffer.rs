@@ -162,8 +162,8 @@ impl Base {
         Ok((block, self.layout.range()?))
     }
 
-    pub(crate) fn dtype_row(&self) -> dtype::DType {
-        self.layout.dtype
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     pub(crate) fn state(&self) -> &Arc<State> {

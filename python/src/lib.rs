@@ -6,10 +6,14 @@
 //! # Modules
 //! `device`, `allocator` and `buffer` are the classes; `memory` keeps a buffer's memory; `layout`
 //! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
-//! DLPack. `copies` copies between all of them, by `grid` where elements have gaps. `stream`,
-//! `event`, `kernel` and `graph` are the runtime. `download` is a copy to the host that is awaited,
-//! and `callbacks` calls Python on the runtime's threads. `arguments` checks what a call was given;
-//! `errors` has the exceptions; `fork` tells a child from its parent.
+//! DLPack. `copies` copies between all of them, by `grid` where elements have gaps.
+//!
+//! `stream`, `event`, `kernel` and `graph` are the runtime. `operators` and `model` are built on it.
+//! `download` is a copy to the host that is awaited. `callbacks` calls Python on the runtime's
+//! threads.
+//!
+//! `arguments` checks what a call was given; `errors` has the exceptions; `fork` tells a child from
+//! its parent.
 
 mod allocator;
 mod arguments;
@@ -29,6 +33,8 @@ mod host;
 mod kernel;
 mod layout;
 mod memory;
+mod model;
+mod operators;
 mod stream;
 
 use pyo3::exceptions::PyImportError;
@@ -70,6 +76,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<kernel::KernelObject>()?;
     module.add_class::<graph::GraphObject>()?;
     module.add_class::<download::Download>()?;
+    module.add_class::<model::ModelObject>()?;
+    module.add_function(wrap_pyfunction!(operators::run_operator, module)?)?;
     let class = host::buffer_type(py)?;
     buffer::set_type(&class);
     module.add("Buffer", class)?;

@@ -359,7 +359,7 @@ impl StreamObject {
     /// Sets every element of a buffer to a number.
     fn fill(&self, buffer: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let (block, range) = Self::buffer(buffer, "the target")?;
-        let element = buffer.cast::<Base>()?.get().dtype_row().pack(value)?;
+        let element = buffer.cast::<Base>()?.get().layout().dtype.pack(value)?;
         let blocks = [block];
         self.submit(value.py(), &blocks, None, |stream| {
             let to = blocks[0].operand(range, Access::Write)?.view();

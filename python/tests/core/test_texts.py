@@ -8,12 +8,14 @@ import unittest
 from collections.abc import Iterator
 
 import leasehold
+from leasehold import ops
 
 
 def documented() -> Iterator[tuple[str, str | None]]:
     """The public objects and their members, with their docstrings."""
-    for name in leasehold.__all__:
-        of = getattr(leasehold, name)
+    public = [(name, getattr(leasehold, name)) for name in leasehold.__all__]
+    public += [(f"ops.{name}", getattr(ops, name)) for name in ops.__all__]
+    for name, of in public:
         if not callable(of):
             continue
         yield name, of.__doc__

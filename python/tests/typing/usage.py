@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import leasehold
+from leasehold import ops
 
 
 def main() -> None:
@@ -41,6 +42,15 @@ def main() -> None:
     runtime(device)
 
 
+def texts(model: leasehold.Model) -> None:
+    one: str = leasehold.generate(model, "import", tokens=4, temperature=0.5)
+    several: list[str] = leasehold.generate("directory", ["a", "b"], device="cpu:0")
+    for piece in leasehold.stream_text(model, "import", tokens=4):
+        one += piece
+    for at, piece in leasehold.stream_text(model, ["a", "b"]):
+        several[at] += piece
+
+
 async def awaits(stream: leasehold.Stream, buffer: leasehold.Buffer) -> bytes:
     await stream
     await stream.record()
@@ -68,6 +78,8 @@ def runtime(device: leasehold.Device) -> None:
     assert len(asyncio.run(awaits(stream, buffer))) == 16
     kernel = leasehold.Kernel("k", ["read", "float32"], ptx="", trusted=True)
     kinds: tuple[str, ...] = kernel.args
+    total: leasehold.Buffer = ops.add(stream, buffer.view("float32"), buffer.view("float32"))
+    assert total.shape == (4,)
     assert kinds == ("read", "float32")
 
 
