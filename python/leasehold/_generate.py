@@ -130,7 +130,7 @@ def generate(
 
 
 @overload
-def stream_text(  # type: ignore[overload-overlap]
+def stream_text(
     model: _Model, prompts: str, **options: Any
 ) -> Iterator[str]: ...
 @overload

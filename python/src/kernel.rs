@@ -93,8 +93,10 @@ impl Signature {
         }
         let mut params = vec![0; self.params];
         for (number, (dtype, at)) in numbers.iter().zip(&self.numbers) {
-            let bytes = dtype.pack(number)?;
-            params[*at..at + bytes.len()].copy_from_slice(&bytes);
+            let to = &mut params[*at..at + dtype.size as usize];
+            if !dtype.pack_plain(number, to) {
+                to.copy_from_slice(&dtype.pack(number)?);
+            }
         }
         Ok(params)
     }

@@ -8,7 +8,7 @@
 //! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
 //! DLPack. `copies` copies between all of them, by `grid` where elements have gaps.
 //!
-//! `stream`, `event`, `kernel` and `graph` are the runtime. `operators` and `model` are built on it.
+//! `stream`, `event`, `kernel` and `graph` are the runtime; `operators` and `model` are above it.
 //! `download` is a copy to the host that is awaited. `callbacks` calls Python on the runtime's
 //! threads.
 //!

@@ -77,6 +77,8 @@ pub(crate) struct Block {
     lent: AtomicBool,
     /// Threads that give a stream work on the memory right now.
     giving: AtomicUsize,
+    /// Whether there ever was one of the consumers below.
+    shared: AtomicBool,
     consumers: Mutex<Vec<Consumer>>,
     /// The ends of consumers' work: they may have written. The buffer's record has none of them: a
     /// device cannot wait for each.
@@ -146,6 +148,7 @@ impl Block {
             exports: AtomicUsize::new(0),
             lent: AtomicBool::new(false),
             giving: AtomicUsize::new(0),
+            shared: AtomicBool::new(false),
             consumers: Mutex::default(),
             ended: Mutex::default(),
         }
@@ -268,6 +271,7 @@ impl Block {
             before.push(self.device.told()?.now());
         }
         let stream = self.device.admit(handle, &before)?;
+        self.shared.store(true, Ordering::Release);
         let mut consumers = self.consumers.lock();
         match consumers.iter_mut().find(|consumer| same(&consumer.stream, &stream)) {
             Some(consumer) => consumer.exports += 1,
@@ -346,6 +350,10 @@ impl Block {
         let mut outside = Vec::new();
         for block in blocks {
             let block = block.as_ref();
+            if block.own.is_some() && !block.shared.load(Ordering::Acquire) {
+                // Nobody outside knows it.
+                continue;
+            }
             for point in block.ended.lock().clone() {
                 device.order_after(stream, point)?;
             }
