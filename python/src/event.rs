@@ -108,7 +108,6 @@ impl EventObject {
             stream.wait_event(self.check()?)?;
             Ok(stream)
         });
-        let function = Py::clone_ref(&function, py);
         match begun {
             Ok(stream) => {
                 py.detach(|| stream.on_complete(move |result| callbacks::tell(&function, result)));

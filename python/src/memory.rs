@@ -34,7 +34,9 @@ use crate::allocator::Pool;
 use crate::callbacks;
 use crate::device::State;
 use leasehold::cuda::ExternalStream;
-use leasehold::{Access, Buffer, Error, Lease, Operand, Protection, Result, Stream, View};
+use leasehold::{
+    Access, Buffer, BufferView, Error, Lease, Operand, Protection, Result, Stream, View,
+};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock, thread};
 use leasehold_core::{PackedTimepoint, TimelineSource, Timepoint};
@@ -167,9 +169,9 @@ impl Block {
                 if self.read_only { Protection::ReadOnly } else { Protection::ReadWrite };
             let keeper = Box::new(self.foreign.clone());
             let (address, bytes) = (self.address, self.bytes);
-            // SAFETY: a keeper of foreign memory is told the allocator. The block keeps memory of
-            // its own as long as this lease. When both go, the allocator is told of all uses, so
-            // the memory outlasts them.
+            // SAFETY: the import has the keeper of foreign memory. Memory of its own the block keeps
+            // as long as this lease; when both go, the allocator is told of all uses, so the memory
+            // outlasts them.
             unsafe { runtime.allocator().import(address, bytes, 0, protection, keeper) }?
         };
         if let Some(born) = self.born {
@@ -483,19 +485,7 @@ impl Block {
         let overwrites = bytes == self.bytes && pattern.len() <= 4;
         py.detach(|| {
             self.await_streams(buffer, overwrites)?;
-            Self::ordered(&[self], &self.device, stream, || match *pattern {
-                [a] => stream.fill_with(to.values::<u8>()?, a),
-                [a, b] => stream.fill_with(to.values::<[u8; 2]>()?, [a, b]),
-                [a, b, c, d] => stream.fill_with(to.values::<[u8; 4]>()?, [a, b, c, d]),
-                _ if pattern.len() == 8 => {
-                    let value: [u8; 8] = pattern.try_into().map_err(Error::other)?;
-                    stream.fill_with(to.values::<[u8; 8]>()?, value)
-                }
-                _ => {
-                    let value: [u8; 16] = pattern.try_into().map_err(Error::other)?;
-                    stream.fill_with(to.values::<[u8; 16]>()?, value)
-                }
-            })
+            Self::ordered(&[self], &self.device, stream, || fill(stream, to, pattern))
         })
     }
 
@@ -648,6 +638,23 @@ impl Drop for Giving<'_> {
 impl AsRef<Block> for Block {
     fn as_ref(&self) -> &Block {
         self
+    }
+}
+
+/// Fills memory with copies of a pattern of 1, 2, 4, 8 or 16 bytes.
+pub(crate) fn fill(stream: &Stream, to: BufferView<'_>, pattern: &[u8]) -> Result<()> {
+    match *pattern {
+        [a] => stream.fill_with(to.values::<u8>()?, a),
+        [a, b] => stream.fill_with(to.values::<[u8; 2]>()?, [a, b]),
+        [a, b, c, d] => stream.fill_with(to.values::<[u8; 4]>()?, [a, b, c, d]),
+        _ if pattern.len() == 8 => {
+            let value: [u8; 8] = pattern.try_into().map_err(Error::other)?;
+            stream.fill_with(to.values::<[u8; 8]>()?, value)
+        }
+        _ => {
+            let value: [u8; 16] = pattern.try_into().map_err(Error::other)?;
+            stream.fill_with(to.values::<[u8; 16]>()?, value)
+        }
     }
 }
 

@@ -87,6 +87,25 @@ struct Live {
     left: usize,
 }
 
+impl Drop for ModelObject {
+    fn drop(&mut self) {
+        if self.0.device.is_forked() {
+            // The locks of the parent's pools may be held in a child.
+            std::mem::forget(self.0.clone());
+        }
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        let run = self.0.get_mut().take();
+        if run.as_ref().is_some_and(|run| run.loaded.device.is_forked()) {
+            // As for the model.
+            std::mem::forget(run);
+        }
+    }
+}
+
 /// What a generation does.
 struct Run {
     loaded: Arc<Loaded>,

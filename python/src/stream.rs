@@ -9,11 +9,11 @@ use crate::callbacks;
 use crate::copies::{self, End};
 use crate::device::{Device, State, state};
 use crate::download::Download;
-use crate::errors::{Class, invalid, raise};
+use crate::errors::{Class, raise};
 use crate::event::EventObject;
 use crate::graph::GraphObject;
 use crate::kernel::{self, KernelObject, Signature};
-use crate::memory::{Block, Giving};
+use crate::memory::{self, Block, Giving};
 use leasehold::graph::GraphRecording;
 use leasehold::{Access, Error, Operand, Result, Runtime, Stream, StreamDesc};
 use leasehold_core::sync::{Arc, Mutex};
@@ -362,19 +362,7 @@ impl StreamObject {
         let element = buffer.cast::<Base>()?.get().layout().dtype.pack(value)?;
         let blocks = [block];
         self.submit(value.py(), &blocks, None, |stream| {
-            let to = blocks[0].operand(range, Access::Write)?.view();
-            match *element {
-                [a] => stream.fill_with(to.values::<u8>()?, a),
-                [a, b] => stream.fill_with(to.values::<[u8; 2]>()?, [a, b]),
-                [a, b, c, d] => stream.fill_with(to.values::<[u8; 4]>()?, [a, b, c, d]),
-                [a, b, c, d, e, f, g, h] => {
-                    stream.fill_with(to.values::<[u8; 8]>()?, [a, b, c, d, e, f, g, h])
-                }
-                _ => {
-                    let value: [u8; 16] = element.try_into().unwrap_or_default();
-                    stream.fill_with(to.values::<[u8; 16]>()?, value)
-                }
-            }
+            memory::fill(stream, blocks[0].operand(range, Access::Write)?.view(), &element)
         })
     }
 
@@ -540,11 +528,5 @@ pub(crate) fn on_complete(py: Python<'_>, stream: &Stream, function: Py<PyAny>) 
 
 /// A numbered launch of a graph.
 pub(crate) fn node(of: &Bound<'_, PyAny>) -> PyResult<u32> {
-    arguments::value(of, "a node is a number, from Stream.next_node").map_err(|error| {
-        if error.is_instance_of::<pyo3::exceptions::PyValueError>(of.py()) {
-            invalid("a node is a number, from Stream.next_node")
-        } else {
-            error
-        }
-    })
+    arguments::value(of, "a node is a number, from Stream.next_node")
 }
