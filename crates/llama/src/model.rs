@@ -67,6 +67,7 @@ pub(crate) struct Parts {
     pub(crate) part: Part,
     /// The ranks that have the other parts.
     pub(crate) comm: Option<Comm>,
+    /// Memory for activations that two ranks add up.
     pub(crate) registered: Option<Registered>,
     pub(crate) embedding: Tensor,
     pub(crate) layers: Vec<Layer>,

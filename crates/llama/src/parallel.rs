@@ -191,8 +191,8 @@ fn divides(model: &Config, ranks: usize) -> bool {
         && (kv.is_multiple_of(ranks) || ranks.is_multiple_of(kv))
 }
 
-/// The most bytes of activations in registered memory. Those of longer prompts lie elsewhere, since
-/// the library adds their rows up faster there.
+/// The most bytes of activations in registered memory. More are those of a prompt, whose sums are
+/// too large for windows.
 const MOST_REGISTERED: u64 = 64 << 10;
 
 /// Registered memory for the activations that two ranks add up, so that recorded steps of one row
