@@ -2,13 +2,15 @@
 
 `Device` names a device, `Allocator` has memory of it under a policy and a budget, and `Buffer` is
 the elements of an array there. `Buffer` and `from_dlpack` exchange memory with NumPy, PyTorch, CuPy
-and JAX. `Stream`, `Event`, `Kernel` and `Graph` are the runtime, `leasehold.ops` has operators, and `generate` continues texts with a model. `leasehold.torch` makes the allocator PyTorch's.
+and JAX. `Stream`, `Event`, `Kernel` and `Graph` are the runtime, `leasehold.ops` has operators, and
+`generate` continues texts with a model. `leasehold.torch` makes the allocator PyTorch's.
 
 `import leasehold` needs neither CUDA nor NumPy nor PyTorch.
 """
 
 import atexit as _atexit
 
+from leasehold import ops
 from leasehold._errors import (
     ArgumentTypeError,
     CompileError,
@@ -78,6 +80,7 @@ __all__ = [
     "generate",
     "include_path",
     "library_path",
+    "ops",
     "report",
     "stream_text",
 ]

@@ -3,7 +3,7 @@
 use crate::arguments;
 use crate::device::State;
 use crate::errors::raise;
-use crate::memory::Block;
+use crate::memory::{Block, Giving};
 use crate::stream::{awaited, on_complete, within};
 use leasehold::{Access, PinnedArray, Result, Stream, View};
 use leasehold_core::Timepoint;
@@ -29,14 +29,18 @@ impl Download {
         block: Arc<Block>,
         range: (u64, u64),
     ) -> PyResult<Self> {
+        let blocks = [block];
         let begin = || {
             let bytes = device.runtime.alloc_pinned_array::<u8>(range.1 as usize)?;
-            let copy = || stream.copy(bytes.view(), block.operand(range, Access::Read)?.view());
-            Block::ordered(&[&*block], device, stream, copy)?;
+            let copy = || stream.copy(bytes.view(), blocks[0].operand(range, Access::Read)?.view());
+            Block::ordered(&blocks, device, stream, copy)?;
             let (device, stream, point) = (device.clone(), stream.clone(), stream.now());
             Ok(Self { device, stream, point, bytes: Mutex::new(bytes) })
         };
-        py.detach(begin).map_err(raise)
+        let giving = Giving::begin(py, &blocks);
+        let begun = py.detach(begin);
+        drop(giving);
+        begun.map_err(raise)
     }
 
     fn over(&self, limit: Option<std::time::Duration>) -> Result<()> {
