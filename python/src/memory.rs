@@ -668,6 +668,9 @@ fn record(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
 /// Waits until no stream uses any of these blocks of the host, without the interpreter's lock.
 /// When it returns, none does while this thread stays attached.
 pub(crate) fn settle(py: Python<'_>, blocks: &[&Block]) -> Result<()> {
+    // The streams' threads are not in a child, and their locks may be held there.
+    let used = blocks.iter().filter(|block| block.is_on_streams());
+    used.map(|block| block.device.check_process()).collect::<Result<()>>()?;
     while let Some(block) = blocks.iter().find(|block| block.is_unsettled()) {
         py.detach(|| block.wait_for_streams())?;
     }
