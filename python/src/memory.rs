@@ -441,8 +441,12 @@ impl Block {
         }
         let (write, others) = self.host_uses();
         for point in others {
-            // What only read the memory has left it as it was.
-            let _ = self.device.runtime.wait_for(point);
+            // What only read the memory has left it as it was, once it is over.
+            if let Err(error) = self.device.runtime.wait_for(point)
+                && matches!(point.timeline().check(point.value()), Ok(false))
+            {
+                return Err(error);
+            }
         }
         write.map_or(Ok(()), |point| self.device.runtime.wait_for(point))
     }
