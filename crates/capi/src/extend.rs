@@ -4,7 +4,8 @@
 
 pub use crate::status::ffi_guard;
 use leasehold::{Context, Error, Result, Runtime};
-use leasehold_core::sync::OnceLock;
+use leasehold_collective::driver::CollectiveOps;
+use leasehold_core::sync::{Arc, OnceLock};
 use std::ffi::c_char;
 
 static SIMULATED: OnceLock<fn() -> Result<&'static Context>> = OnceLock::new();
@@ -22,6 +23,21 @@ pub(crate) fn simulated() -> Result<&'static Context> {
         ));
     };
     context()
+}
+
+type Collectives = fn(&Runtime) -> Result<Option<Arc<dyn CollectiveOps>>>;
+
+static COLLECTIVES: OnceLock<Collectives> = OnceLock::new();
+
+/// Sets which library of collectives a runtime's device has, if it is not its own. The first call
+/// counts.
+pub fn simulate_collectives(of: Collectives) {
+    COLLECTIVES.get_or_init(|| of);
+}
+
+/// The library of collectives of a simulated device.
+pub(crate) fn collectives(runtime: &Runtime) -> Result<Option<Arc<dyn CollectiveOps>>> {
+    COLLECTIVES.get().map_or(Ok(None), |of| of(runtime))
 }
 
 /// The runtime of an open device.

@@ -6,6 +6,7 @@ use crate::device::{Device, Opened};
 use crate::objects::{Kind, Objects};
 use leasehold::graph::GraphRecording;
 use leasehold::{Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream};
+use leasehold_collective::{Comm, World};
 use leasehold_core::sync::{Arc, Mutex};
 
 /// A runtime of an open device.
@@ -75,4 +76,6 @@ kinds! {
     KERNELS: KernelBase = "kernel", 0xa5;
     GRAPHS: Graph = "graph", 0xa6;
     HOST_TIMELINES: HostTimeline = "host timeline", 0xa7;
+    WORLDS: World = "world", 0xa8;
+    COMMS: Comm = "communicator", 0xa9;
 }

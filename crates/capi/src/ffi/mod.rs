@@ -13,6 +13,7 @@
 mod block;
 mod buffer;
 mod call;
+mod comm;
 pub(crate) mod convert;
 mod device;
 mod error;
@@ -28,11 +29,13 @@ mod share;
 mod stream;
 mod timeline;
 mod transfer;
+mod world;
 
 pub use crate::callback::LeaseholdRelease;
 pub use block::*;
 pub use buffer::*;
 pub use call::*;
+pub use comm::*;
 pub use device::*;
 pub use error::*;
 pub use event::*;
@@ -47,5 +50,6 @@ pub use share::*;
 pub use stream::*;
 pub use timeline::*;
 pub use transfer::*;
+pub use world::*;
 
 pub(crate) use device::{DEVICE_DEFAULTS, close, open, policy};
