@@ -196,8 +196,8 @@ fn divides(model: &Config, ranks: usize) -> bool {
 const MOST_REGISTERED: u64 = 64 << 10;
 
 /// Registered memory for the activations that two ranks add up, so that recorded steps of one row
-/// use the library's windows. Sums of two are the same to the bit in windows and elsewhere. Those of
-/// more ranks are not, so they have no such memory.
+/// use the library's windows. Sums of two ranks are the same to the bit in windows and elsewhere.
+/// Those of more ranks are not, so they have no such memory.
 pub(crate) struct Registered {
     pool: ShareablePool,
     dtype: DType,
