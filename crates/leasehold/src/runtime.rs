@@ -496,40 +496,6 @@ impl Runtime {
     // ---- reports
     // ---------------------------------------------------------------------------------------------
 
-    /// Starts a trace of what the runtime and its streams do, for ui.perfetto.dev: kernels, copies
-    /// and graph launches with their times on the device, submissions, allocations, waits, and the
-    /// memory. Streams, buffers and [scopes](leasehold_core::Name::scope) bear their names in it.
-    ///
-    /// A trace puts a timestamp before and after each operation, so work takes longer than without
-    /// it. Launches of graphs are traced as wholes, with the names of their operations. Memory that
-    /// is given back shows at the next sample; samples are taken at allocations, and at
-    /// submissions once a millisecond.
-    ///
-    /// Blocks for some tenths of a millisecond, to compare the device's clock with the host's, and
-    /// while another thread has a session open on one of the streams.
-    ///
-    /// ```
-    /// use leasehold::prelude::*;
-    /// # fn main() -> Result<()> {
-    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
-    /// let trace = runtime.trace_start()?;
-    /// let x = runtime.upload(&[1.0f32, 2.0, 3.0])?;
-    /// assert_eq!(runtime.to_vec(&x)?, [1.0, 2.0, 3.0]);
-    /// let file = std::env::temp_dir().join(format!("trace-{}.json", std::process::id()));
-    /// trace.stop().save(&file)?;
-    /// # std::fs::remove_file(file).unwrap();
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// `InvalidState` while another trace of the runtime is on; `Occupied` when this thread has a
-    /// session open on one of its streams; `Recording` for a recording's runtime; the driver's own.
-    pub fn trace_start(&self) -> Result<Trace> {
-        self.stream.live("a trace cannot start while recording; start it on the runtime that the recording was begun on")?;
-        Trace::start(&self.inner)
-    }
-
     /// The statistics of the runtime's and the device's pools.
     #[must_use]
     pub fn pools(&self) -> Vec<(&'static str, PoolStats)> {
@@ -559,6 +525,43 @@ impl Stream {
     #[must_use]
     pub fn is_of(&self, runtime: &Runtime) -> bool {
         Arc::ptr_eq(&self.runtime, &runtime.inner)
+    }
+}
+
+impl Trace {
+    /// Starts a trace of what a runtime and its streams do, for ui.perfetto.dev: kernels, copies
+    /// and graph launches with their times on the device, submissions, allocations, waits, and the
+    /// memory. Streams, buffers and [scopes](leasehold_core::Name::scope) bear their names in it.
+    ///
+    /// A trace puts a timestamp before and after each operation, so work takes longer than without
+    /// it. Launches of graphs are traced as wholes, with the names of their operations. Memory that
+    /// is given back shows at the next sample; samples are taken at allocations, and at
+    /// submissions once a millisecond.
+    ///
+    /// Blocks for some tenths of a millisecond, to compare the device's clock with the host's, and
+    /// while another thread has a session open on one of the streams.
+    ///
+    /// ```
+    /// use leasehold::Trace;
+    /// use leasehold::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
+    /// let trace = Trace::start(&runtime)?;
+    /// let x = runtime.upload(&[1.0f32, 2.0, 3.0])?;
+    /// assert_eq!(runtime.to_vec(&x)?, [1.0, 2.0, 3.0]);
+    /// let file = std::env::temp_dir().join(format!("trace-{}.json", std::process::id()));
+    /// trace.stop().save(&file)?;
+    /// # std::fs::remove_file(file).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidState` while another trace of the runtime is on; `Occupied` when this thread has a
+    /// session open on one of its streams; `Recording` for a recording's runtime; the driver's own.
+    pub fn start(runtime: &Runtime) -> Result<Self> {
+        runtime.stream.live("a trace cannot start while recording; start it on the runtime that the recording was begun on")?;
+        Self::begin(&runtime.inner)
     }
 }
 

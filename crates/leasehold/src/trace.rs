@@ -9,6 +9,7 @@
 mod json;
 pub(crate) mod recorder;
 pub(crate) mod track;
+pub(crate) mod tracks;
 
 use crate::runtime::RuntimeInner;
 use leasehold_core::sync::Arc;
@@ -21,6 +22,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tracks::Tracks;
 
 /// How long [`Trace::stop`] waits for work that was submitted meanwhile.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -34,13 +36,13 @@ const VARIABLE: &str = "LEASEHOLD_TRACE";
 /// How many traces the environment asked for in this process.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
-/// A trace that goes on. Made by [`Runtime::trace_start`](crate::Runtime::trace_start).
+/// A trace that goes on. Made by [`Trace::start`].
 ///
 /// Dropping it ends the trace, and its events are lost; [`stop`](Self::stop) gives them.
 #[must_use = "the trace ends when it is dropped, and its events are lost"]
 pub struct Trace {
     runtime: Arc<RuntimeInner>,
-    recorder: Arc<Recorder>,
+    tracks: Arc<Tracks>,
 }
 
 impl Trace {
@@ -48,9 +50,9 @@ impl Trace {
     /// Later ones are [counted](TraceEvents::dropped). An event takes about 250 bytes.
     pub const MOST_EVENTS: usize = recorder::MOST_EVENTS;
 
-    pub(crate) fn start(runtime: &Arc<RuntimeInner>) -> Result<Self> {
-        let recorder = begin(runtime, None)?;
-        Ok(Self { runtime: runtime.clone(), recorder })
+    pub(crate) fn begin(runtime: &Arc<RuntimeInner>) -> Result<Self> {
+        let tracks = begin(runtime, None)?;
+        Ok(Self { runtime: runtime.clone(), tracks })
     }
 
     /// Ends the trace and gives its events.
@@ -59,14 +61,20 @@ impl Trace {
     /// then, or failed, has no times. Work that other threads submit meanwhile may be missing.
     #[must_use = "the events are lost when they are dropped"]
     pub fn stop(self) -> TraceEvents {
-        finish(&self.runtime, &self.recorder)
+        self.stop_within(PATIENCE)
+    }
+
+    /// As [`stop`](Self::stop), and waits no longer than this.
+    #[must_use = "the events are lost when they are dropped"]
+    pub fn stop_within(self, patience: Duration) -> TraceEvents {
+        finish(&self.runtime, &self.tracks, patience)
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        self.runtime.end_trace(&self.recorder);
-        self.recorder.let_go();
+        self.runtime.end_trace(&self.tracks);
+        self.tracks.recorder.let_go();
     }
 }
 
@@ -98,40 +106,39 @@ pub(crate) fn begin_if_asked(runtime: &Arc<RuntimeInner>) -> Result<()> {
 /// # Errors
 /// As [`TraceEvents::save`].
 pub(crate) fn save_if_asked(runtime: &RuntimeInner) -> Result<()> {
-    match runtime.recorder() {
-        Some(recorder) => match recorder.file() {
-            Some(file) => finish(runtime, &recorder).save(file),
-            None => Ok(()),
-        },
-        None => Ok(()),
-    }
+    let Some(tracks) = runtime.tracks() else { return Ok(()) };
+    let Some(file) = tracks.recorder.file() else { return Ok(()) };
+    finish(runtime, &tracks, PATIENCE).save(file)
 }
 
-fn begin(runtime: &Arc<RuntimeInner>, file: Option<PathBuf>) -> Result<Arc<Recorder>> {
+fn begin(runtime: &Arc<RuntimeInner>, file: Option<PathBuf>) -> Result<Arc<Tracks>> {
     let recorder = Recorder::new(runtime.device.clone(), runtime.memory.clone(), file);
-    let recorder = Arc::new(recorder);
     look_at_clock(&recorder)?;
-    runtime.begin_trace(&recorder)?;
-    recorder.sample_now();
-    Ok(recorder)
+    let tracks = Arc::new(Tracks::new(recorder));
+    runtime.begin_trace(&tracks)?;
+    tracks.recorder.sample_now();
+    Ok(tracks)
 }
 
-fn finish(runtime: &RuntimeInner, recorder: &Arc<Recorder>) -> TraceEvents {
+fn finish(runtime: &RuntimeInner, tracks: &Arc<Tracks>, patience: Duration) -> TraceEvents {
+    let recorder = &tracks.recorder;
     recorder.sample_now();
-    let deadline = Instant::now() + PATIENCE;
-    for track in recorder.tracks() {
+    let deadline = Instant::now().checked_add(patience);
+    for track in tracks.all() {
         if let Some(value) = track.last() {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             // A failure is no reason to lose the rest.
-            let _ = runtime.wait_unseen(track.timeline.at(value), Some(left));
+            let _ = runtime.wait_unseen(track.timeline.at(value), left);
         }
     }
-    runtime.end_trace(recorder);
+    runtime.end_trace(tracks);
     let mut lanes = Vec::new();
-    for track in recorder.take_tracks() {
+    for track in tracks.take() {
+        let id = track.timeline.id();
         let name = match track.timeline.name() {
             Some(name) => name.as_str().to_owned(),
-            None => format!("{:?}", track.timeline.id()),
+            None if id == runtime.default().timeline.id() => "default stream".to_owned(),
+            None => format!("stream {}", id.get()),
         };
         let track::Notes { submissions, operations, .. } = track.take_notes();
         if !submissions.is_empty() {
@@ -185,10 +192,11 @@ fn look_at_clock(recorder: &Recorder) -> Result<()> {
 /// The events of a trace that has ended. They hold nothing of the device.
 ///
 /// ```
+/// use leasehold::Trace;
 /// use leasehold::prelude::*;
 /// # fn main() -> Result<()> {
 /// let runtime = Runtime::open(DeviceId::cpu(0))?;
-/// let trace = runtime.trace_start()?;
+/// let trace = Trace::start(&runtime)?;
 /// let x = runtime.zeros::<f32>(1 << 20)?;
 /// runtime.stream().fill(x.view(), 1.0f32)?;
 /// let events = trace.stop();

@@ -27,6 +27,7 @@ mod runtime;
 mod share;
 mod stream;
 mod timeline;
+mod trace;
 mod transfer;
 
 pub use crate::callback::LeaseholdRelease;
@@ -46,6 +47,7 @@ pub use runtime::*;
 pub use share::*;
 pub use stream::*;
 pub use timeline::*;
+pub use trace::*;
 pub use transfer::*;
 
 pub(crate) use device::{DEVICE_DEFAULTS, close, open, policy};

@@ -6,6 +6,7 @@
 use crate::event::Events;
 use crate::stream::{StreamCore, in_host_call};
 use crate::trace::recorder::{Recorder, What};
+use crate::trace::tracks::Tracks;
 use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -83,7 +84,7 @@ pub(crate) struct RuntimeInner {
     /// on, so that an allocation asks one question for both.
     pub(crate) direct: AtomicU64,
     /// The trace that is on.
-    trace: Mutex<Option<Arc<Recorder>>>,
+    trace: Mutex<Option<Arc<Tracks>>>,
     pub(super) events: SlotPool<Events>,
     /// The default stream of runtimes that are opened from now on.
     default: Mutex<Arc<StreamCore>>,
@@ -189,14 +190,19 @@ impl RuntimeInner {
     }
 
     /// The trace that is on, if one is.
-    pub(crate) fn recorder(&self) -> Option<Arc<Recorder>> {
+    pub(crate) fn tracks(&self) -> Option<Arc<Tracks>> {
         if self.direct.load(Ordering::Relaxed) > 0 { None } else { self.trace.lock().clone() }
+    }
+
+    /// The recorder of the trace that is on, if one is.
+    pub(crate) fn recorder(&self) -> Option<Arc<Recorder>> {
+        self.tracks().map(|tracks| tracks.recorder.clone())
     }
 
     /// Has the trace that is on note what a new stream does. The stream is among the runtime's, so
     /// a trace that begins meanwhile finds it.
     fn trace_new(&self, core: &StreamCore) -> Result<()> {
-        self.recorder().map_or(Ok(()), |recorder| core.trace_by(&recorder))
+        self.tracks().map_or(Ok(()), |tracks| core.trace_by(&tracks))
     }
 
     /// Has a trace note what all streams do from now on.
@@ -204,7 +210,7 @@ impl RuntimeInner {
     /// # Errors
     /// `InvalidState` while another trace is on; `Occupied` when this thread has a session open on
     /// one of the streams. Nothing is traced then.
-    pub(crate) fn begin_trace(&self, recorder: &Arc<Recorder>) -> Result<()> {
+    pub(crate) fn begin_trace(&self, tracks: &Arc<Tracks>) -> Result<()> {
         let mut trace = self.trace.lock();
         if trace.is_some() {
             return Err(Error::state(format!(
@@ -212,20 +218,20 @@ impl RuntimeInner {
                 self.id
             )));
         }
-        *trace = Some(recorder.clone());
+        *trace = Some(tracks.clone());
         self.direct.store(0, Ordering::Relaxed);
         drop(trace);
-        let result = self.live_streams().iter().try_for_each(|core| core.trace_by(recorder));
-        result.inspect_err(|_| self.end_trace(recorder))
+        let result = self.live_streams().iter().try_for_each(|core| core.trace_by(tracks));
+        result.inspect_err(|_| self.end_trace(tracks))
     }
 
     /// Ends a trace, if it is on.
-    pub(crate) fn end_trace(&self, recorder: &Arc<Recorder>) {
+    pub(crate) fn end_trace(&self, tracks: &Arc<Tracks>) {
         let mut trace = self.trace.lock();
-        if !trace.as_ref().is_some_and(|on| Arc::ptr_eq(on, recorder)) {
+        if !trace.as_ref().is_some_and(|on| Arc::ptr_eq(on, tracks)) {
             return;
         }
-        recorder.end();
+        tracks.recorder.end();
         *trace = None;
         self.direct.store(self.total, Ordering::Relaxed);
         drop(trace);
@@ -523,9 +529,5 @@ impl Drop for RuntimeInner {
             }
         }
         self.extensions.get_mut().clear();
-        if let Some(recorder) = self.trace.get_mut().take() {
-            recorder.end();
-            recorder.let_go();
-        }
     }
 }

@@ -14,8 +14,8 @@
 use super::inside::in_host_call;
 use super::records::Use;
 use super::submit_lock::{Scratch, SubmitGuard, SubmitLock, held_by_me};
-use crate::trace::recorder::Recorder;
 use crate::trace::track::Track;
+use crate::trace::tracks::Tracks;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
@@ -308,8 +308,8 @@ impl StreamCore {
     ///
     /// # Errors
     /// `Occupied` when this thread has a session open on the stream.
-    pub(crate) fn trace_by(&self, recorder: &Arc<Recorder>) -> Result<()> {
-        let track = recorder.track(self.timeline);
+    pub(crate) fn trace_by(&self, tracks: &Tracks) -> Result<()> {
+        let track = tracks.track(self.timeline);
         self.submit_lock.submit_guard()?.scratch().trace = track;
         Ok(())
     }

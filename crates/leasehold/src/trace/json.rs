@@ -324,7 +324,7 @@ impl Args {
             self.put("operands", List(operation.operands.iter().map(shown).collect()));
         }
         if let Some(nodes) = &operation.nodes {
-            self.put("nodes", List(nodes.to_vec()));
+            self.put("nodes", List(nodes.iter().cloned().collect()));
         }
     }
 }

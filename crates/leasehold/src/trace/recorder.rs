@@ -3,11 +3,10 @@
 //!
 //! This module must not know streams or runtimes.
 
-use crate::trace::track::Track;
 use leasehold_alloc::{AllocStats, Allocator, Buffer, Layout};
+use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Lease, Name, Result, Timeline, Timepoint};
+use leasehold_core::{Lease, Name, Result, Timepoint};
 use leasehold_hal::{Device, TimestampQuery};
 use std::path::{Path, PathBuf};
 use std::thread::ThreadId;
@@ -70,7 +69,6 @@ pub(crate) struct Recorder {
     clock_error: AtomicU64,
     /// The file that the end of the runtime writes, for a trace that the environment asked for.
     file: Option<PathBuf>,
-    tracks: Mutex<Vec<Arc<Track>>>,
 }
 
 impl Recorder {
@@ -89,7 +87,6 @@ impl Recorder {
             anchor: Mutex::default(),
             clock_error: AtomicU64::new(u64::MAX),
             file,
-            tracks: Mutex::default(),
         }
     }
 
@@ -143,31 +140,6 @@ impl Recorder {
         self.threads.lock().iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// The track of a stream's timeline, while the trace goes on.
-    pub(crate) fn track(self: &Arc<Self>, timeline: &'static Timeline) -> Option<Arc<Track>> {
-        let mut tracks = self.tracks.lock();
-        // Under the lock: the end takes the tracks, and none may come after that.
-        if !self.is_on() {
-            return None;
-        }
-        if let Some(known) = tracks.iter().find(|t| t.timeline.id() == timeline.id()) {
-            return Some(known.clone());
-        }
-        let track = Arc::new(Track::new(self.clone(), timeline));
-        tracks.push(track.clone());
-        Some(track)
-    }
-
-    /// The tracks, which the recorder gives up.
-    pub(crate) fn take_tracks(&self) -> Vec<Arc<Track>> {
-        std::mem::take(&mut *self.tracks.lock())
-    }
-
-    /// The tracks.
-    pub(crate) fn tracks(&self) -> Vec<Arc<Track>> {
-        self.tracks.lock().clone()
-    }
-
     /// Sets the moment of the device's clock that times are counted from, and how far off it may
     /// be.
     pub(crate) fn set_anchor(&self, anchor: Anchor, error: u64) {
@@ -191,7 +163,6 @@ impl Recorder {
         let old = self.anchor.lock().take();
         // Without the lock: the query goes back to its pool.
         drop(old);
-        drop(self.take_tracks());
     }
 
     /// The moment that times are counted from, unless the device has no timestamps.

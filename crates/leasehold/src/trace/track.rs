@@ -106,7 +106,8 @@ impl Track {
         self.recorder.is_on()
     }
 
-    /// Says which operations the graph has that is launched next. The caller has the stream's turn.
+    /// Says which operations the graph has that is launched next. The caller has the stream's
+    /// turn.
     pub(crate) fn launches(&self, nodes: Arc<[String]>) {
         self.notes.lock().nodes = Some(nodes);
     }

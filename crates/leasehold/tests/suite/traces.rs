@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 fn number(event: &Value, key: &str) -> f64 {
     event[key].as_f64().unwrap_or_else(|| panic!("{key} of {event}"))
@@ -144,7 +145,7 @@ fn work(runtime: &Runtime) {
 #[test]
 fn a_trace_has_kernels_copies_graphs_submissions_allocations_waits_and_memory() {
     let runtime = runtime();
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     work(&runtime);
     let events = trace.stop();
     let trace = Checked::of(&events);
@@ -199,7 +200,7 @@ fn traces_of_simulated_devices_have_their_times_also_of_copies_between_two() {
     let other = world.runtime("cpu:0");
     for name in ["sim:0", "cuda:0"] {
         let runtime = world.runtime(name);
-        let trace = runtime.trace_start().unwrap();
+        let trace = Trace::start(&runtime).unwrap();
         let x = runtime.zeros::<u32>(1 << 12).unwrap();
         let y = runtime.upload(&[7u32; 1 << 10]).unwrap();
         runtime.stream().copy(x.slice(..1 << 10).view(), y.view()).unwrap();
@@ -222,14 +223,14 @@ fn traces_of_simulated_devices_have_their_times_also_of_copies_between_two() {
 #[test]
 fn a_trace_that_is_on_refuses_another_one_and_goes_on() {
     let runtime = runtime();
-    let trace = runtime.trace_start().unwrap();
-    let refused = runtime.clone().trace_start().unwrap_err();
+    let trace = Trace::start(&runtime).unwrap();
+    let refused = Trace::start(&runtime.clone()).unwrap_err();
     assert!(matches!(refused, Error::InvalidState(_)), "{refused}");
     assert!(refused.to_string().contains("stop or drop it"), "{refused}");
     let x = runtime.zeros::<u32>(4).unwrap();
     assert_eq!(Checked::of(&trace.stop()).names("fill"), ["fill"]);
     // The next one begins anew, and has what comes after its start alone.
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     runtime.stream().copy(x.slice(..2).view(), x.slice(2..).view()).unwrap();
     let trace = Checked::of(&trace.stop());
     assert_eq!((trace.names("fill").len(), trace.names("copy").len()), (0, 1));
@@ -247,7 +248,7 @@ fn a_dropped_trace_ends_and_leaves_nothing() {
     runtime.synchronize_timeout(LONG).unwrap();
     let before = idle(&runtime);
     for _ in 0..3 {
-        let trace = runtime.trace_start().unwrap();
+        let trace = Trace::start(&runtime).unwrap();
         runtime.stream().fill(x.view(), 3u32).unwrap();
         runtime.synchronize_timeout(LONG).unwrap();
         drop(trace);
@@ -263,15 +264,15 @@ fn a_session_that_is_open_here_refuses_the_start_and_stays_whole() {
     let (x, y) = (runtime.zeros::<f32>(4).unwrap(), runtime.zeros::<f32>(4).unwrap());
     let axpy = axpy();
     let session = KernelSession::begin(&axpy, runtime.stream()).unwrap();
-    assert!(matches!(runtime.trace_start(), Err(Error::Occupied { .. })));
+    assert!(matches!(Trace::start(&runtime), Err(Error::Occupied { .. })));
     drop(session);
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     let operands = [x.read(), y.read_write()];
     launch(runtime.stream(), &axpy, &operands, &1.0f32.to_le_bytes(), 1).unwrap();
     assert_eq!(Checked::of(&trace.stop()).names("kernel"), ["axpy"]);
     runtime
         .record_graph(|recording| {
-            assert!(matches!(recording.trace_start(), Err(Error::Recording { .. })));
+            assert!(matches!(Trace::start(recording), Err(Error::Recording { .. })));
             Ok(())
         })
         .unwrap();
@@ -281,7 +282,7 @@ fn a_session_that_is_open_here_refuses_the_start_and_stays_whole() {
 fn work_that_fails_is_in_the_trace_without_times() {
     let runtime = runtime();
     let stream = runtime.create_stream().unwrap();
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     let x = runtime.zeros::<f32>(4).unwrap();
     launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
     assert!(stream.synchronize_timeout(LONG).is_err());
@@ -297,12 +298,12 @@ fn work_that_fails_is_in_the_trace_without_times() {
 #[test]
 fn work_that_is_held_back_does_not_hold_a_stop_for_ever() {
     let runtime = runtime();
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     let x = runtime.zeros::<u32>(4).unwrap();
     let (gate, point) = hold(runtime.stream());
     runtime.stream().fill(x.view(), 1u32).unwrap();
     let events = std::thread::scope(|s| {
-        let stopped = s.spawn(|| trace.stop());
+        let stopped = s.spawn(|| trace.stop_within(Duration::from_millis(100)));
         let events = stopped.join().unwrap();
         gate.signal(point.value()).unwrap();
         events
@@ -317,7 +318,7 @@ fn work_that_is_held_back_does_not_hold_a_stop_for_ever() {
 #[test]
 fn events_beyond_the_most_are_counted() {
     let runtime = runtime();
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     let x = runtime.zeros::<u32>(4).unwrap();
     // Two events each: a submission and its operation.
     let fills = Trace::MOST_EVENTS / 2 + 100;
@@ -333,7 +334,7 @@ fn events_beyond_the_most_are_counted() {
 #[test]
 fn a_file_that_cannot_be_written_loses_no_events() {
     let runtime = runtime();
-    let trace = runtime.trace_start().unwrap();
+    let trace = Trace::start(&runtime).unwrap();
     let _x = runtime.zeros::<u32>(4).unwrap();
     let events = trace.stop();
     let error = events.save("/nowhere/trace.json").unwrap_err();
@@ -380,7 +381,7 @@ fn traces_start_and_stop_beside_threads_that_submit() {
             });
         }
         for _ in 0..20 {
-            let trace = runtime.trace_start().unwrap();
+            let trace = Trace::start(&runtime).unwrap();
             let x = runtime.zeros::<u32>(4).unwrap();
             runtime.stream().fill(x.view(), 1u32).unwrap();
             assert!(Checked::of(&trace.stop()).names("fill").len() >= 2);
