@@ -112,8 +112,8 @@ impl Track {
         self.notes.lock().nodes = Some(nodes);
     }
 
-    /// Submits operations with timestamps, and notes them with their operands. Returns also how many
-    /// operations were added.
+    /// Submits operations with timestamps, and notes them with their operands. Returns also how
+    /// many operations were added.
     ///
     /// # Errors
     /// As [`Stream::submit`].
