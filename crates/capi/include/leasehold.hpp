@@ -578,6 +578,11 @@ class runtime {
         check(status);
     }
     void synchronize(limit time = {}) const { check(leasehold_runtime_synchronize(handle_, time.nanoseconds())); }
+    /* A trace of all streams, from here to trace_stop, which writes it for ui.perfetto.dev. */
+    void trace_start() const { check(leasehold_trace_start(handle_)); }
+    void trace_stop(const std::string &path, limit time = {}) const {
+        check(leasehold_trace_stop(handle_, path.c_str(), time.nanoseconds()));
+    }
     leasehold_runtime_info describe() const {
         leasehold_runtime_info info{};
         info.size = sizeof info;

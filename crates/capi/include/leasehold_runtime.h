@@ -467,6 +467,17 @@ int leasehold_host_timeline_signal(leasehold_host_timeline timeline, uint64_t va
 /* Fails the host timeline: who waits for a value that was not signalled fails with this text. The first cause stays. */
 int leasehold_host_timeline_fail(leasehold_host_timeline timeline, const char *why);
 
+/* ---- traces ---- */
+
+/* Starts a trace of what the device's streams do: operations with their times on the device, submissions, allocations, waits, and the memory.
+ * A runtime has one trace at a time (LEASEHOLD_INVALID_STATE), and the handle that started it ends it. Work takes longer meanwhile. Blocks for
+ * some tenths of a millisecond. */
+int leasehold_trace_start(leasehold_runtime runtime);
+/* Ends the trace, and writes its events to a file for ui.perfetto.dev; a NULL path drops them. Blocks until the traced work is over; what is not
+ * over in time has no times. After LEASEHOLD_UNAVAILABLE the file could not be written, and another call with another path writes it.
+ * A trace that a closed runtime leaves is dropped. */
+int leasehold_trace_stop(leasehold_runtime runtime, const char *path, uint64_t timeout_ns);
+
 /* ---- ranks ---- */
 
 typedef uint64_t leasehold_world;

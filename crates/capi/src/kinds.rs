@@ -5,13 +5,17 @@
 use crate::device::{Device, Opened};
 use crate::objects::{Kind, Objects};
 use leasehold::graph::GraphRecording;
-use leasehold::{Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream};
+use leasehold::{
+    Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream, Trace,
+    TraceEvents,
+};
 use leasehold_collective::{Comm, World};
 use leasehold_core::sync::{Arc, Mutex};
 
 /// A runtime of an open device.
 pub(crate) struct OpenRuntime {
     pub(crate) runtime: Runtime,
+    pub(crate) tracing: Mutex<Tracing>,
     /// Keeps the device open.
     _opened: Opened,
 }
@@ -21,8 +25,21 @@ impl OpenRuntime {
     /// `InvalidArgument` for a device that was closed meanwhile.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
         let opened = Device::opened(device)?;
-        Ok(Self { runtime: device.runtime.clone(), _opened: opened })
+        let (runtime, tracing) = (device.runtime.clone(), Mutex::default());
+        Ok(Self { runtime, tracing, _opened: opened })
     }
+}
+
+/// What a runtime's handle has of a trace.
+#[derive(Default)]
+pub(crate) enum Tracing {
+    #[default]
+    Off,
+    On(Trace),
+    /// The events of a trace whose file could not be written.
+    Unwritten(TraceEvents),
+    /// A thread starts or stops a trace.
+    Busy,
 }
 
 /// A buffer that a caller holds.

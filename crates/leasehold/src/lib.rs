@@ -73,6 +73,7 @@ pub mod runtime;
 pub mod share;
 pub mod stream;
 pub mod suspend;
+pub mod trace;
 pub mod view;
 
 /// Plain data: what may be copied to and from a device byte by byte, and what parameters are made
@@ -116,5 +117,7 @@ pub use share::ShareablePool;
 pub use stream::Stream;
 #[doc(inline)]
 pub use suspend::SuspendablePool;
+#[doc(inline)]
+pub use trace::{Trace, TraceEvents};
 #[doc(inline)]
 pub use view::{BufferView, Operand, View};

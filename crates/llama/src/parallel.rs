@@ -264,14 +264,6 @@ impl Operation {
         }
     }
 
-    /// As [`Operator::tiles`]; 0 if the library of collectives decides.
-    pub(crate) fn tiles(&self) -> u64 {
-        match self {
-            Self::Kernel(operator) => operator.tiles(),
-            Self::Exchange(_) => 0,
-        }
-    }
-
     pub(crate) fn encode(&self, stream: &Stream) -> Result<()> {
         match self {
             Self::Kernel(operator) => operator.encode(stream),

@@ -28,6 +28,7 @@ mod runtime;
 mod share;
 mod stream;
 mod timeline;
+mod trace;
 mod transfer;
 mod world;
 
@@ -49,6 +50,7 @@ pub use runtime::*;
 pub use share::*;
 pub use stream::*;
 pub use timeline::*;
+pub use trace::*;
 pub use transfer::*;
 pub use world::*;
 

@@ -396,7 +396,7 @@ static void ask(uint64_t *state) {
     size_t which;
     int answer;
     leasehold_stream stream = pick(next(state) % 8 == 0 ? RECORDED : STREAM, state);
-    switch (next(state) % 16) {
+    switch (next(state) % 17) {
     case 0:
         CALL(runtime_describe, pick(RUNTIME, state), &runtime_info);
         break;
@@ -478,6 +478,13 @@ static void ask(uint64_t *state) {
     case 14:
         CALL(kernel_prepare, pick(KERNEL, state), pick(RUNTIME, state));
         CALL(stream_on_complete, stream, complete, NULL);
+        break;
+    case 15:
+        if (next(state) % 4 == 0) {
+            CALL(trace_start, pick(RUNTIME, state));
+        } else {
+            CALL(trace_stop, pick(RUNTIME, state), next(state) % 2 ? NULL : "/nowhere/trace.json", next(state) % 1000000);
+        }
         break;
     default:
         CALL(runtime_synchronize, pick(RUNTIME, state), next(state) % 1000000);

@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <unistd.h>
 
 #define THAT(condition)                                                                                                                          \
     do {                                                                                                                                         \
@@ -75,7 +77,12 @@ static void work(const leasehold::runtime &runtime, bool cpu) {
     kernel.prepare(runtime);
     leasehold::buffer x = stream.upload(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8});
     x.set_name("x");
+    runtime.trace_start();
     stream.launch(kernel, 2, {x.read_write()}, 2.0f);
+    const char *folder = std::getenv("TMPDIR");
+    const std::string file = std::string(folder == nullptr ? "." : folder) + "/leasehold-trace-" + std::to_string(getpid()) + ".json";
+    runtime.trace_stop(file, std::chrono::seconds(10));
+    THAT(std::remove(file.c_str()) == 0);
     THAT((stream.download<float>(x) == std::vector<float>{2, 4, 6, 8, 10, 12, 14, 16}));
     THAT((stream.download<float>(x.read(4, 8)) == std::vector<float>{4, 6}));
     THAT(thrown([&] { stream.launch(kernel, 3, {x.read_write()}, 2.0f); }) == LEASEHOLD_INVALID_ARGUMENT);

@@ -276,6 +276,7 @@ impl<'s> KernelSession<'s, Updated> {
         let stream = self.stream;
         let scratch = self.submit_guard.scratch();
         let (staged, waits, ops) = (&scratch.session, &mut scratch.waits, &mut scratch.ops);
+        let trace = &mut scratch.trace;
         ops.clear();
         waits.clear();
         if let Some(recording) = stream.recording() {
@@ -300,7 +301,7 @@ impl<'s> KernelSession<'s, Updated> {
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their
         // access is the kernel's own declaration; the allocator keeps freed memory until its
         // timepoints have passed.
-        let result = unsafe { core.raw.submit(ops) };
+        let result = unsafe { core.submit_list(trace, ops, &staged.operands) };
         let count = ops.len();
         ops.clear();
         let value = result?;

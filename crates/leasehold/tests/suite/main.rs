@@ -30,3 +30,4 @@ mod runtime;
 mod share;
 mod suspend;
 mod threads;
+mod traces;
