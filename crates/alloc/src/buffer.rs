@@ -67,6 +67,8 @@ pub(crate) const FOREIGN: u32 = 1 << 9;
 pub(crate) const CLASSLESS: u32 = 1 << 10;
 /// Imported memory that must not be written.
 pub(crate) const READ_ONLY: u32 = 1 << 11;
+/// A growing block: its length changes while it is held.
+pub(crate) const GROWING: u32 = 1 << 12;
 /// The home timeline's number lies above the flags.
 const HOME_SHIFT: u32 = 16;
 
@@ -168,6 +170,13 @@ impl Buffer {
     #[inline]
     pub fn is_read_only(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
+    }
+
+    /// Whether it is a growing block ([`Allocator::growing`](crate::Allocator::growing)): its length
+    /// changes while it is held.
+    #[inline]
+    pub fn is_growing(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & GROWING != 0
     }
 
     /// Whether it was allocated while recording and has no memory yet.
@@ -524,6 +533,11 @@ impl Buffer {
     #[inline]
     pub(crate) fn reuse(&self, len: u64) {
         self.len.store(len, Ordering::Relaxed);
+    }
+
+    /// The length of a growing block from now on.
+    pub(crate) fn set_len(&self, len: u64) {
+        self.len.store(len, Ordering::Release);
     }
 
     /// Empties the record. Only the owner, while nobody holds the row.

@@ -17,6 +17,8 @@ pub enum Defect {
     PassedEarly,
     /// `alloc`: the allocator does not note reads on other streams than the buffer's own.
     ReadUnmarked,
+    /// `alloc`: memory beyond the end of a growing block goes before its last use is over.
+    UnmappedEarly,
     /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
     /// `hal`: a node of a graph may read early what another node of the graph writes.
