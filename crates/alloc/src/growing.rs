@@ -8,12 +8,15 @@
 use crate::allocator::Allocator;
 use crate::buffer::{Buffer, GROWING};
 use crate::host;
+use crate::imports::Protection;
 use crate::layout::Layout;
 use crate::oom::Trail;
-use crate::ranges::Range;
-use crate::state::{Inner, Keep, kind_bits, uses};
+use crate::ranges::{Busy, Range};
+use crate::state::{Inner, Keep, On, kind_bits, uses};
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::sync::thread::yield_now;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
+use std::any::Any;
 
 impl Allocator {
     /// A growing block: addresses for `most` bytes, rounded up to granules, none of which has
@@ -36,7 +39,7 @@ impl Allocator {
     ///
     /// # Errors
     /// `InvalidArgument` beyond the maximum, and for a buffer that does not grow; `Occupied` while
-    /// another thread makes this block longer or shorter; `OverBudget`; `OutOfMemory` with a
+    /// another thread maps memory for this block; `OverBudget`; `OutOfMemory` with a
     /// report; `DeviceLost` and the driver's.
     pub fn grow(&self, block: &Lease<Buffer>, bytes: u64) -> Result<()> {
         let inner = self.inner();
@@ -50,7 +53,7 @@ impl Allocator {
     /// is mapped, and nothing was changed.
     ///
     /// # Errors
-    /// `InvalidArgument` and `Occupied` as [`grow`](Self::grow).
+    /// `InvalidArgument` as [`grow`](Self::grow).
     pub fn try_grow(&self, block: &Lease<Buffer>, bytes: u64) -> Result<bool> {
         self.inner().commit(self.growing_at(block)?, block, bytes)
     }
@@ -70,23 +73,22 @@ impl Allocator {
     /// call.
     ///
     /// # Errors
-    /// `InvalidArgument` for a buffer that does not grow; `Occupied` while another thread makes
-    /// this block longer or shorter; `OutOfMemory` for host memory.
+    /// `InvalidArgument` for a buffer that does not grow; `OutOfMemory` for host memory.
+    ///
+    /// `record`: the buffer that work uses the memory by, which is `block` unless its memory was
+    /// imported elsewhere.
     ///
     /// # Safety
-    /// - All work that was submitted with bytes beyond `bytes` is in the buffer's record. No such
-    ///   work is submitted later.
-    pub unsafe fn shrink(&self, block: &Lease<Buffer>, bytes: u64) -> Result<()> {
+    /// - All work that was submitted with bytes beyond `bytes` is in the record. No such work is
+    ///   submitted later.
+    pub unsafe fn shrink(&self, block: &Lease<Buffer>, bytes: u64, record: &Buffer) -> Result<()> {
         let inner = self.inner();
         let (at, granule) = (self.growing_at(block)?, inner.caps.granule);
         let mut core = inner.core.lock();
         let Some(range) = core.ranges.0[at].as_mut() else { return Ok(()) };
-        if range.busy {
-            return Err(busy());
-        }
         let len = block.len();
         if bytes < len {
-            let mut until = uses(block);
+            let mut until = uses(record);
             host::room(&mut range.until, until.len())?;
             range.until.clear();
             range.until.append(&mut until);
@@ -95,6 +97,50 @@ impl Allocator {
             inner.add_live(-((len - bytes) as i64));
         }
         Ok(())
+    }
+
+    /// The memory of another allocator's growing block as a buffer of this one: of length 0 at
+    /// first. As [`import`](Self::import) otherwise.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory.
+    ///
+    /// # Safety
+    /// - `keep` keeps the growing block. Nobody else uses its memory.
+    pub unsafe fn import_growing(
+        &self,
+        block: &Lease<Buffer>,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Result<Lease<Buffer>> {
+        let place = (block.addr(), block.native());
+        // SAFETY: no byte, so nothing that anybody might use.
+        let buffer = unsafe { self.inner().import(place, 0, Protection::ReadWrite, keep) }?;
+        buffer.set_growing();
+        Ok(buffer)
+    }
+
+    /// The length of an [imported](Self::import_growing) growing block from now on.
+    ///
+    /// # Safety
+    /// - The block is at least as long. If the length falls, no work is submitted later with bytes
+    ///   beyond it.
+    pub unsafe fn set_imported_len(&self, buffer: &Lease<Buffer>, bytes: u64) {
+        if self.owns(buffer) && buffer.is_growing() && buffer.is_imported() {
+            let mut core = self.inner().core.lock();
+            core.imported_bytes = core.imported_bytes - buffer.len() + bytes;
+            buffer.set_len(bytes);
+        }
+    }
+
+    /// As [`alloc`](Self::alloc), but a buffer that users only read
+    /// ([`Buffer::is_read_only`]). Who made it may have it written.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_read_only(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        let buffer = self.alloc(layout, on)?;
+        buffer.set_read_only(true);
+        Ok(buffer)
     }
 
     /// The place of a growing block in the table.
@@ -116,7 +162,7 @@ impl Allocator {
 
 #[cold]
 fn busy() -> Error {
-    Error::Occupied { resource: "growing block (another thread makes it longer or shorter)" }
+    Error::Occupied { resource: "growing block (another thread maps memory for it)" }
 }
 
 impl Inner {
@@ -155,7 +201,7 @@ impl Inner {
             chunk,
             until: Vec::new(),
             held: true,
-            busy: false,
+            busy: Busy::No,
             broken: false,
         };
         let mut core = self.core.lock();
@@ -179,7 +225,7 @@ impl Inner {
     /// The parked block of this maximum that has the most memory, held from now on.
     fn adopt(&self, bytes: u64) -> Option<usize> {
         let mut core = self.core.lock();
-        let fits = |r: &Range| !r.held && !r.busy && !r.broken && r.bytes == bytes;
+        let fits = |r: &Range| !r.held && r.busy == Busy::No && !r.broken && r.bytes == bytes;
         let all = core.ranges.0.iter_mut().enumerate();
         let fitting = all.filter_map(|(at, r)| Some((at, r.as_mut().filter(|r| fits(r))?)));
         let (at, range) = fitting.max_by_key(|(_, r)| r.mapped)?;
@@ -209,9 +255,6 @@ impl Inner {
     fn commit(&self, at: usize, block: &Lease<Buffer>, bytes: u64) -> Result<bool> {
         let mut core = self.core.lock();
         let Some(range) = core.ranges.0[at].as_mut() else { return Ok(false) };
-        if range.busy {
-            return Err(busy());
-        }
         let want = self.within(range, bytes)?;
         if want > range.mapped {
             return Ok(false);
@@ -241,22 +284,29 @@ impl Inner {
         if let Some(e) = self.lost.get() {
             return Err(e.clone());
         }
-        let (want, mapped) = {
+        let (want, mapped) = loop {
             let mut core = self.core.lock();
             let Some(range) = core.ranges.0[at].as_mut() else { return Ok(()) };
-            if range.busy {
-                return Err(busy());
-            }
             let want = self.within(range, bytes)?;
             if want <= range.mapped {
                 return Ok(());
             }
-            range.busy = true;
-            (want, range.mapped)
+            match range.busy {
+                Busy::No => {
+                    range.busy = Busy::Mapping;
+                    break (want, range.mapped);
+                }
+                Busy::Mapping => return Err(busy()),
+                Busy::Leaving => {
+                    // Another thread takes the tail away, and will be done in a moment.
+                    drop(core);
+                    yield_now();
+                }
+            }
         };
         let result = self.map_more(at, want, bytes - mapped);
         if let Some(range) = self.core.lock().ranges.0[at].as_mut() {
-            range.busy = false;
+            range.busy = Busy::No;
         }
         result.inspect_err(|e| {
             self.counters.failed.fetch_add(1, Ordering::Relaxed);

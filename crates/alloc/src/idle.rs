@@ -6,7 +6,7 @@
 use crate::backing::Chunk;
 use crate::extent::NIL;
 use crate::host;
-use crate::ranges::{IDLE_SHARE, Range};
+use crate::ranges::{Busy, IDLE_SHARE, Range};
 use crate::residency::{End, Residency, Source, Step};
 use crate::state::{Core, Inner};
 use leasehold_core::Result;
@@ -29,7 +29,7 @@ impl Core {
             // A piece that reaches below the tail stays.
             let loose = r.pieces.last().is_some_and(|&p| bytes_of(&heap.res, p) <= r.tail());
             // (A parked block without memory has addresses to give back.)
-            !r.busy && (loose || !r.held) && r.is_over()
+            r.busy == Busy::No && (loose || !r.held) && r.is_over()
         };
         let mut found = None;
         for held in [false, true] {
@@ -55,27 +55,28 @@ impl Core {
             steps.push(heap.leaving(piece, Source::Reclaimed { from: NIL, from_addr }));
         }
         let whole = !range.held && (range.chunk.is_some() || taken == range.mapped);
-        range.busy = true;
+        range.busy = Busy::Leaving;
+        range.mapped -= taken;
         let whole = whole.then_some((range.base, range.bytes, range.chunk));
         Ok(Some(Leaving { at, steps, whole }))
     }
 
     /// Writes down how memory left a range. Returns its bytes, and whether the addresses may go.
     fn end_idle(&mut self, leaving: &Leaving) -> (u64, bool) {
-        let (mut freed, mut lost) = (0, 0);
+        let (mut freed, mut stays) = (0, 0);
         for step in &leaving.steps {
             self.store.heap.end_step(step);
             match step.end {
                 End::Loose => freed += step.bytes,
-                End::LostAtSource => lost += step.bytes,
+                End::Untouched => stays += step.bytes,
                 _ => {}
             }
         }
         let slot = &mut self.ranges.0[leaving.at];
         let Some(range) = slot else { return (freed, false) };
-        range.mapped -= freed + lost;
-        range.busy = false;
-        range.broken |= lost > 0;
+        range.mapped += stays;
+        range.busy = Busy::No;
+        range.broken |= leaving.steps.iter().any(|s| s.end == End::LostAtSource);
         // The steps went from the end, up to one that failed. (There is room: the pieces came from
         // this list.)
         let stays = leaving.steps.iter().rev().filter(|s| s.end == End::Untouched);
@@ -93,7 +94,9 @@ impl Core {
         let pieces = &self.store.heap.res.pieces;
         let mut seen = vec![false; pieces.len()];
         for (at, range) in self.ranges.0.iter().enumerate() {
-            let Some(range) = range.as_ref().filter(|r| !r.busy) else { continue };
+            let Some(range) = range.as_ref().filter(|r| r.busy == Busy::No) else {
+                continue;
+            };
             let bytes: u64 = range
                 .pieces
                 .iter()

@@ -72,7 +72,7 @@ impl Inner {
             core.imported -= 1;
             core.imported_bytes -= len;
         }
-        if flags & GROWING != 0 {
+        if flags & (GROWING | IMPORTED) == GROWING {
             self.add_live(-(len as i64));
         }
         let in_use = match core.keeps.get(index as usize).and_then(Option::as_ref) {

@@ -9,7 +9,8 @@
 //! - The first `committed` bytes of a block are backed. What is backed beyond them is its *tail*.
 //! - A place goes from vacant to mapped while no work knows it, and from mapped to vacant after
 //!   the last use of the block that was recorded when the tail became one. Nothing is remapped.
-//! - A thread that calls the driver for a block has marked it busy. No other thread changes it.
+//! - A thread that calls the driver for a block has marked it busy. No other thread changes its
+//!   mappings. Places that leave are not mapped any more from the moment when the mark is set.
 //!
 //! # Idle memory
 //! Tails are idle, and so is all memory of a *parked* block: one that nobody holds any more. A new
@@ -27,6 +28,17 @@ use leasehold_core::defects::{Defect, planted};
 /// Idle memory of growing blocks is one part in so many of the budget at most.
 pub(crate) const IDLE_SHARE: u64 = 8;
 
+/// A thread's calls of the driver for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Busy {
+    /// There are none.
+    No,
+    /// The block gets memory.
+    Mapping,
+    /// Memory beyond its end leaves.
+    Leaving,
+}
+
 /// The addresses of a growing block, and what is mapped there. All lengths are whole granules.
 pub(crate) struct Range {
     pub(crate) base: u64,
@@ -40,7 +52,7 @@ pub(crate) struct Range {
     /// The uses that may still reach the tail.
     pub(crate) until: Vec<PackedTimepoint>,
     pub(crate) held: bool,
-    pub(crate) busy: bool,
+    pub(crate) busy: Busy,
     /// The driver did not unmap a place beyond what is mapped. Nothing more is mapped here.
     pub(crate) broken: bool,
 }
@@ -48,7 +60,7 @@ pub(crate) struct Range {
 impl Range {
     /// Bytes that may go back to the driver once their uses are over.
     pub(crate) fn tail(&self) -> u64 {
-        if self.busy || self.chunk.is_some() && self.held {
+        if self.busy != Busy::No || self.chunk.is_some() && self.held {
             return 0;
         }
         self.mapped - self.committed

@@ -45,6 +45,8 @@ pub enum Defect {
     HandoverSkipped,
     /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
+    /// `leasehold`: the limit of a growing buffer says that all of it has memory.
+    LimitMissed,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy omits its last row.

@@ -104,7 +104,7 @@ fn program(b: &Bench, seed: u64, late: &VirtualStream) -> u64 {
                 }
                 let calls = b.fake.driver_calls();
                 // SAFETY: as above.
-                unsafe { b.allocator.shrink(&m.block, len) }.expect("host memory");
+                unsafe { b.allocator.shrink(&m.block, len, &m.block) }.expect("host memory");
                 assert_eq!(b.fake.driver_calls(), calls, "{what}");
                 m.memory.truncate(before.min(len).div_ceil(GRANULE) as usize);
                 m.check(&b.fake, before.min(len), &what);
@@ -198,7 +198,7 @@ fn a_growth_takes_what_lies_free_and_the_heap_takes_it_back() {
     b.allocator.grow(&cache, 64 * MIB).expect("free memory of the heap");
     assert_eq!(b.fake.used(), 80 * MIB, "no new memory");
     // SAFETY: nothing uses the memory behind a fake backing.
-    unsafe { b.allocator.shrink(&cache, 2 * MIB) }.expect("host memory");
+    unsafe { b.allocator.shrink(&cache, 2 * MIB, &cache) }.expect("host memory");
     let again = b.take(90 * MIB);
     assert!(b.fake.used() <= 94 * MIB, "{} of the tail came back", b.fake.used());
     assert!(b.fake.is_backed(cache.addr(), 2 * MIB) && b.fake.is_backed(again.addr(), 90 * MIB));
@@ -217,7 +217,7 @@ fn a_steady_state_makes_no_driver_call() {
                 b.allocator.grow(block, mib * MIB).expect("memory");
             }
             // SAFETY: nothing uses the memory behind a fake backing.
-            unsafe { b.allocator.shrink(block, MIB) }.expect("host memory");
+            unsafe { b.allocator.shrink(block, MIB, block) }.expect("host memory");
             assert!(b.allocator.try_grow(block, 20 * MIB).expect("a tail"));
         }
         drop(blocks);
@@ -254,7 +254,7 @@ fn a_tail_goes_after_its_last_use_and_not_before() {
     // SAFETY: nothing uses the memory behind a fake backing.
     unsafe { block.mark_read(end) };
     // SAFETY: the use above is in the record.
-    unsafe { b.allocator.shrink(&block, 0) }.expect("host memory");
+    unsafe { b.allocator.shrink(&block, 0, &block) }.expect("host memory");
     let e = b.alloc(30 * MIB).expect_err("the work may still read the tail");
     assert!(e.is_out_of_memory() && e.to_string().contains("growing"), "{e}");
     assert!(b.fake.is_backed(block.addr(), 32 * MIB), "unmapped beside the work");
@@ -378,15 +378,13 @@ fn two_threads_cannot_grow_one_block() {
     std::thread::scope(|s| {
         let first = s.spawn(|| allocator.grow(&block, 4 * MIB));
         slow.until(|gate| gate.1);
-        let refused = [
-            allocator.grow(&block, 2 * MIB),
-            allocator.try_grow(&block, 0).map(drop),
-            // SAFETY: nothing uses the memory behind a fake backing.
-            unsafe { allocator.shrink(&block, 0) },
-        ];
-        for e in refused {
+        for e in [allocator.grow(&block, 2 * MIB), allocator.prepare(&block, 6 * MIB)] {
             assert!(matches!(e, Err(Error::Occupied { .. })), "{e:?}");
         }
+        // What calls no driver disturbs nobody.
+        assert!(!allocator.try_grow(&block, 2 * MIB).expect("no memory yet"));
+        // SAFETY: nothing uses the memory behind a fake backing.
+        unsafe { allocator.shrink(&block, 0, &block) }.expect("it is shorter already");
         // Others go on meanwhile.
         let other = allocator.growing(8 * MIB).expect("addresses");
         assert_eq!(allocator.trim(0).expect("a trim"), 0);
@@ -407,7 +405,7 @@ fn without_virtual_memory_all_of_the_maximum_is_taken_at_once() {
     let calls = b.fake.driver_calls();
     b.allocator.grow(&block, 20 * MIB).expect("it is there");
     // SAFETY: nothing uses the memory behind a fake backing.
-    unsafe { b.allocator.shrink(&block, MIB) }.expect("host memory");
+    unsafe { b.allocator.shrink(&block, MIB, &block) }.expect("host memory");
     assert_eq!(b.fake.driver_calls(), calls);
     assert!(matches!(b.allocator.growing(60 * MIB), Err(Error::OverBudget { .. })));
     drop(block);
