@@ -173,8 +173,8 @@ impl Buffer {
         self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
     }
 
-    /// Whether it is a growing block ([`Allocator::growing`](crate::Allocator::growing)): its length
-    /// changes while it is held.
+    /// Whether it is a growing block ([`Allocator::growing`](crate::Allocator::growing)): its
+    /// length changes while it is held.
     #[inline]
     pub fn is_growing(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & GROWING != 0

@@ -1,9 +1,9 @@
 //! How a growing block comes to be, and how it gets longer and shorter.
 //!
 //! A growth takes memory in this order: the block's own tail; pieces in hand, pieces from under
-//! free memory as the policy says, and new ones; idle memory of other growing blocks and what thread
-//! caches have; free granules, whatever the policy; what reclaimers free. It never waits for a
-//! device.
+//! free memory as the policy says, and new ones; idle memory of other growing blocks and what
+//! thread caches have; free granules, whatever the policy; what reclaimers free. It never waits for
+//! a device.
 
 use crate::allocator::Allocator;
 use crate::buffer::{Buffer, GROWING};

@@ -6,13 +6,13 @@
 //! buffers first, and goes back to it.
 //!
 //! # Bytes beyond the end
-//! Work that names bytes beyond the end is refused: a copy, a fill, a launch, and a launch of a graph
-//! that was recorded when the buffer was longer. A kernel of a graph must reach bytes that come later,
-//! and the host does not know how far it will read. Such a kernel binds the
-//! [reservation](Growing::reservation), and the buffer's [limit](Growing::limit) beside it: 8 bytes on
-//! the device with the number of bytes that have memory. It declares that it keeps to the limit
-//! ([`KernelDesc::limited_by`](leasehold_hal::KernelDesc::limited_by)). A growth writes the limit on a
-//! stream after the memory is there, and a shrink before the memory may go.
+//! Work that names bytes beyond the end is refused: a copy, a fill, a launch, and a launch of a
+//! graph that was recorded when the buffer was longer. A kernel of a graph must reach bytes that
+//! come later, and the host does not know how far it will read. Such a kernel binds the
+//! [reservation](Growing::reservation), and the buffer's [limit](Growing::limit) beside it: 8 bytes
+//! on the device with the number of bytes that have memory. It declares that it keeps to the limit
+//! ([`KernelDesc::limited_by`](leasehold_hal::KernelDesc::limited_by)). A growth writes the limit
+//! on a stream after the memory is there, and a shrink before the memory may go.
 
 use crate::array::{Array, ArrayView};
 use crate::runtime::{Runtime, RuntimeInner};
@@ -88,15 +88,17 @@ fn in_recording() -> &'static str {
 }
 
 impl<T> Growing<T> {
-    /// A growing buffer of at most `most` values on the runtime's device, of length 0. Blocks on the
-    /// driver for the addresses, unless a buffer of the same maximum was dropped before.
+    /// A growing buffer of at most `most` values on the runtime's device, of length 0. Blocks on
+    /// the driver for the addresses, unless a buffer of the same maximum was dropped before.
     ///
-    /// On a device without virtual memory management ([`Caps::growing`](leasehold_hal::Caps::growing):
-    /// Metal's, for one) the memory of the maximum is taken at once, and only the length changes.
+    /// On a device without virtual memory management
+    /// ([`Caps::growing`](leasehold_hal::Caps::growing): Metal's, for one) the memory of the
+    /// maximum is taken at once, and only the length changes.
     ///
     /// # Errors
-    /// `InvalidArgument` for a maximum of no bytes, or more than there are addresses; `OutOfMemory`;
-    /// `OverBudget`; `Recording`; the cause of a default stream that has failed; the driver's.
+    /// `InvalidArgument` for a maximum of no bytes, or more than there are addresses;
+    /// `OutOfMemory`; `OverBudget`; `Recording`; the cause of a default stream that has failed; the
+    /// driver's.
     pub fn new(runtime: &Runtime, most: usize) -> Result<Self> {
         runtime.stream().live(in_recording())?;
         let buffer = runtime.allocator().growing(Array::<T>::bytes_of(most)?)?;
@@ -196,10 +198,10 @@ impl<T> Growing<T> {
     ///
     /// # Errors
     /// `InvalidArgument` beyond the maximum, and for a stream of another device; `OverBudget`;
-    /// `OutOfMemory` with a report; `Occupied` while another thread takes memory for the buffer, and
-    /// while this thread has a session open on the stream; `Recording` for a recording's stream;
-    /// `Suspended` for a buffer of a suspended pool; the cause of a stream that has failed; the
-    /// driver's.
+    /// `OutOfMemory` with a report; `Occupied` while another thread takes memory for the buffer,
+    /// and while this thread has a session open on the stream; `Recording` for a recording's
+    /// stream; `Suspended` for a buffer of a suspended pool; the cause of a stream that has failed;
+    /// the driver's.
     pub fn grow(&self, stream: &Stream, len: usize) -> Result<()> {
         let bytes = self.bytes(stream, len)?;
         self.shared.prepare(bytes)?;

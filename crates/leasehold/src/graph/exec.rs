@@ -367,9 +367,10 @@ impl Graph {
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
     /// the device's limits, a buffer that the graph does not use, or one that is too small or
-    /// another device's; `Unsupported` for a growing buffer; what a kernel's check says of a launch as it is with the changes, and
-    /// bindings that overlap then; `Suspended` for a buffer of a suspended pool; `InvalidState` in
-    /// a host call of the graph itself while all of its instances are busy.
+    /// another device's; `Unsupported` for a growing buffer; what a kernel's check says of a launch
+    /// as it is with the changes, and bindings that overlap then; `Suspended` for a buffer of a
+    /// suspended pool; `InvalidState` in a host call of the graph itself while all of its instances
+    /// are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
         let mut state = self.changeable_state()?;
