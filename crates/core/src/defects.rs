@@ -17,6 +17,8 @@ pub enum Defect {
     PassedEarly,
     /// `alloc`: the allocator does not note reads on other streams than the buffer's own.
     ReadUnmarked,
+    /// `alloc`: memory beyond the end of a growing block goes before its last use is over.
+    UnmappedEarly,
     /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
     /// `hal`: a node of a graph may read early what another node of the graph writes.
@@ -43,6 +45,8 @@ pub enum Defect {
     HandoverSkipped,
     /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
+    /// `leasehold`: the limit of a growing buffer says that all of it has memory.
+    LimitMissed,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy omits its last row.

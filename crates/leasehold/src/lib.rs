@@ -60,6 +60,7 @@ pub mod event;
 #[cfg(feature = "future")]
 pub mod future;
 pub mod graph;
+pub mod growing;
 pub mod host_timeline;
 pub mod infini;
 pub mod kernel;
@@ -91,6 +92,8 @@ pub use context::{BackendReport, Context, ContextGuard, Current};
 pub use event::{Event, EventFlags};
 #[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
+#[doc(inline)]
+pub use growing::Growing;
 #[doc(inline)]
 pub use host_timeline::HostTimeline;
 #[doc(inline)]

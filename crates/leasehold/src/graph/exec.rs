@@ -67,7 +67,7 @@ impl Held {
 
     /// The buffer, if somebody still holds it.
     fn alive(&self) -> Option<Outside> {
-        Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes })
+        Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes, end: 0 })
     }
 }
 
@@ -382,9 +382,10 @@ impl Graph {
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
     /// the device's limits, a buffer that the graph does not use, or one that is too small or
-    /// another device's; what a kernel's check says of a launch as it is with the changes, and
-    /// bindings that overlap then; `Suspended` for a buffer of a suspended pool; `InvalidState` in
-    /// a host call of the graph itself while all of its instances are busy.
+    /// another device's; `Unsupported` for a growing buffer; what a kernel's check says of a launch
+    /// as it is with the changes, and bindings that overlap then; `Suspended` for a buffer of a
+    /// suspended pool; `InvalidState` in a host call of the graph itself while all of its instances
+    /// are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
         let mut state = self.changeable_state()?;
@@ -401,6 +402,13 @@ impl Graph {
                 ));
             };
             inner.runtime.check_stand_in(old, new)?;
+            // (What users only read may be a growing buffer's limit.)
+            let limit = old.is_read_only() && !old.is_imported();
+            if old.is_growing() || new.is_growing() || limit {
+                return Err(Error::Unsupported(
+                    "a growing buffer or its limit cannot be replaced in a graph, or replace another buffer; grow it, since its address stays, or record the graph anew".into(),
+                ));
+            }
             if state.outside[at].writes {
                 check_writable(&new.write())?;
             }
@@ -538,7 +546,7 @@ impl ExecState {
                 let lease = new.unwrap_or(&o.lease).clone();
                 // If the new buffer is longer, the graph uses a part of it, and the rest stays.
                 let reads = o.reads || lease.len() > o.lease.len();
-                Outside { lease, reads, writes: o.writes }
+                Outside { lease, reads, writes: o.writes, end: o.end }
             })
             .collect();
         new.sort_by_key(|o| o.lease.handle());
@@ -548,6 +556,7 @@ impl ExecState {
                 // The order of the two uses is not known: the former contents may be read.
                 stays.reads |= gone.reads || gone.writes && stays.writes;
                 stays.writes |= gone.writes;
+                stays.end = stays.end.max(gone.end);
             }
             same
         });

@@ -168,12 +168,13 @@ impl<'s, State> KernelSession<'s, State> {
                 recording.check(operands)?;
             }
         }
+        self.kernel.rules.check_limits(operands)?;
         let staged = self.staged();
         // SAFETY: the scratch is cleared before the session's borrows end: by `finish`, or by the
         // next `begin` before it is read.
         let operands =
             unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
-        staged.operands.extend(operands.iter().copied());
+        staged.operands.extend(operands.iter().map(|o| o.limited()));
         staged.first_binding = staged.bindings.len();
         let mut addresses = 0;
         staged.bindings.extend(operands.iter().map(|operand| {

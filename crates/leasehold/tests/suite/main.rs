@@ -15,6 +15,7 @@ mod forged;
 mod futures;
 mod graph_updates;
 mod graphs;
+mod growing;
 mod host_timelines;
 #[cfg(feature = "cuda")]
 mod interop;
