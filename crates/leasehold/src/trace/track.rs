@@ -60,7 +60,7 @@ pub(crate) struct NotedOperand {
 }
 
 impl NotedOperand {
-    fn of(Operand { view, access }: Operand<'_>) -> Self {
+    fn of(Operand { view, access, .. }: Operand<'_>) -> Self {
         Self { name: Name::from_tag(view.lease.tag()), bytes: view.len, access }
     }
 }
