@@ -43,6 +43,12 @@ pub enum Defect {
     HandoverSkipped,
     /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
+    /// `capi`: a retain does not count.
+    RetainLost,
+    /// `capi`: the operands of a call count as only read.
+    OperandAsRead,
+    /// `capi`: a recording that is cancelled stays.
+    RecordingLeaked,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy omits its last row.
@@ -75,7 +81,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` looks for.
-    pub const ALL: [Defect; 24] = [
+    pub const ALL: [Defect; 27] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -92,6 +98,9 @@ impl Defect {
         Defect::CompletionLost,
         Defect::HandoverSkipped,
         Defect::OpenedTwice,
+        Defect::RetainLost,
+        Defect::OperandAsRead,
+        Defect::RecordingLeaked,
         Defect::WaitSkipped,
         Defect::RowLeftOut,
         Defect::CallSkipped,

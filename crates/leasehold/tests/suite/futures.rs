@@ -2,12 +2,12 @@
 
 use crate::between::World;
 use crate::common::*;
+use leasehold::backend::sync::atomic::{AtomicUsize, Ordering};
 use leasehold::future::Completion;
 use leasehold::{EventFlags, View};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
