@@ -16,8 +16,8 @@ use leasehold_core::sync::{Arc, Mutex};
 pub(crate) struct OpenRuntime {
     pub(crate) runtime: Runtime,
     pub(crate) tracing: Mutex<Tracing>,
-    /// Keeps the device open.
-    _opened: Opened,
+    /// Keeps the device open. `None` for a runtime that Rust lends.
+    _opened: Option<Opened>,
 }
 
 impl OpenRuntime {
@@ -26,7 +26,12 @@ impl OpenRuntime {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
         let opened = Device::opened(device)?;
         let (runtime, tracing) = (device.runtime.clone(), Mutex::default());
-        Ok(Self { runtime, tracing, _opened: opened })
+        Ok(Self { runtime, tracing, _opened: Some(opened) })
+    }
+
+    /// A runtime of Rust's, whose device nobody closes by handle.
+    pub(crate) fn lent(runtime: Runtime) -> Self {
+        Self { runtime, tracing: Mutex::default(), _opened: None }
     }
 }
 

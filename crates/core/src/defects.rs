@@ -47,6 +47,12 @@ pub enum Defect {
     OpenedTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
+    /// `capi`: a retain does not count.
+    RetainLost,
+    /// `capi`: the operands of a call count as only read.
+    OperandAsRead,
+    /// `capi`: a recording that is cancelled stays.
+    RecordingLeaked,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy omits its last row.
@@ -79,7 +85,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` looks for.
-    pub const ALL: [Defect; 24] = [
+    pub const ALL: [Defect; 27] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -96,6 +102,9 @@ impl Defect {
         Defect::CompletionLost,
         Defect::HandoverSkipped,
         Defect::OpenedTwice,
+        Defect::RetainLost,
+        Defect::OperandAsRead,
+        Defect::RecordingLeaked,
         Defect::WaitSkipped,
         Defect::RowLeftOut,
         Defect::CallSkipped,

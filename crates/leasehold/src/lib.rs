@@ -34,7 +34,7 @@
 //! # Features
 //!
 //! - `cpu`. Default: yes. Provides the CPU backend: `cpu:0`.
-//! - `future`. Default: no. Makes events futures: `(&*event).await`.
+//! - `future`. Default: no. Adds futures of streams, timepoints, events and downloads.
 //! - `half`. Default: no. Adds `f16` and `bf16`, numbers of 16 bits that are plain data.
 //! - `cuda`. Default: no. Provides the CUDA backend: `cuda:0` and so on. Needs nothing at build
 //!   time; the driver is looked for at run time.
