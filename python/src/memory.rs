@@ -441,8 +441,12 @@ impl Block {
         }
         let (write, others) = self.host_uses();
         for point in others {
-            // What only read the memory has left it as it was.
-            let _ = self.device.runtime.wait_for(point);
+            // What only read the memory has left it as it was, once it is over.
+            if let Err(error) = self.device.runtime.wait_for(point)
+                && matches!(point.timeline().check(point.value()), Ok(false))
+            {
+                return Err(error);
+            }
         }
         write.map_or(Ok(()), |point| self.device.runtime.wait_for(point))
     }
@@ -668,6 +672,9 @@ fn record(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
 /// Waits until no stream uses any of these blocks of the host, without the interpreter's lock.
 /// When it returns, none does while this thread stays attached.
 pub(crate) fn settle(py: Python<'_>, blocks: &[&Block]) -> Result<()> {
+    // The streams' threads are not in a child, and their locks may be held there.
+    let used = blocks.iter().filter(|block| block.is_on_streams());
+    used.map(|block| block.device.check_process()).collect::<Result<()>>()?;
     while let Some(block) = blocks.iter().find(|block| block.is_unsettled()) {
         py.detach(|| block.wait_for_streams())?;
     }
