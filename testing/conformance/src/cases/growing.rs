@@ -185,6 +185,7 @@ fn suspended(env: &Env) -> Outcome {
     for round in 1..=3 {
         reach.grow(round * 900_000)?;
         pool.suspend(Contents::Keep)?;
+        check_eq!(pool.stats().reserved, 0, "bytes of a suspended pool");
         expect_error(reach.graph.launch(), "Suspended", "a launch without the memory")?;
         let growth = reach.cache.grow(runtime.stream(), MOST);
         expect_error(growth, "Suspended", "a growth without the memory")?;
