@@ -19,6 +19,8 @@ pub enum Defect {
     ReadUnmarked,
     /// `alloc`: memory beyond the end of a growing block goes before its last use is over.
     UnmappedEarly,
+    /// `alloc`: the budget counts memory twice that a growing block takes from the driver.
+    CountedTwice,
     /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
     /// `hal`: a node of a graph may read early what another node of the graph writes.
@@ -84,8 +86,8 @@ pub enum Defect {
 }
 
 impl Defect {
-    /// The defects that `leasehold stress` looks for.
-    pub const ALL: [Defect; 27] = [
+    /// The defects that `leasehold stress` and `leasehold conformance` look for.
+    pub const ALL: [Defect; 30] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -113,6 +115,9 @@ impl Defect {
         Defect::WrongRoot,
         Defect::LineMissing,
         Defect::LatePoison,
+        Defect::UnmappedEarly,
+        Defect::CountedTwice,
+        Defect::LimitMissed,
     ];
 }
 
