@@ -169,9 +169,9 @@ impl Block {
                 if self.read_only { Protection::ReadOnly } else { Protection::ReadWrite };
             let keeper = Box::new(self.foreign.clone());
             let (address, bytes) = (self.address, self.bytes);
-            // SAFETY: the import has the keeper of foreign memory. Memory of its own the block keeps
-            // as long as this lease; when both go, the allocator is told of all uses, so the memory
-            // outlasts them.
+            // SAFETY: the import has the keeper of foreign memory. The block keeps its own memory
+            // as long as this lease. When both go, the allocator is told of all uses, so the
+            // memory outlasts them.
             unsafe { runtime.allocator().import(address, bytes, 0, protection, keeper) }?
         };
         if let Some(born) = self.born {

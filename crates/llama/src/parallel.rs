@@ -196,8 +196,8 @@ fn divides(model: &Config, ranks: usize) -> bool {
 const MOST_REGISTERED: u64 = 64 << 10;
 
 /// Registered memory for the activations that two ranks add up, so that recorded steps of one row
-/// use the library's windows. Sums of two are the same to the bit in windows and elsewhere. Those of
-/// more ranks are not, so they have no such memory.
+/// use the library's windows. Sums of two ranks are the same to the bit in windows and elsewhere.
+/// Those of more ranks are not, so they have no such memory.
 pub(crate) struct Registered {
     pool: ShareablePool,
     dtype: DType,
@@ -261,14 +261,6 @@ impl Operation {
         match self {
             Self::Kernel(operator) => operator.shape(),
             Self::Exchange(exchange) => exchange.shape(),
-        }
-    }
-
-    /// As [`Operator::tiles`]; 0 if the library of collectives decides.
-    pub(crate) fn tiles(&self) -> u64 {
-        match self {
-            Self::Kernel(operator) => operator.tiles(),
-            Self::Exchange(_) => 0,
         }
     }
 

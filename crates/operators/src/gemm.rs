@@ -39,32 +39,17 @@ struct Shape {
     k: u32,
     ldx: u32,
     ldy: u32,
-    half: Half,
+    /// The element type of x and the weights, and that of y.
+    types: [DType; 2],
     bias: bool,
     add: bool,
 }
 
-/// The element type of all matrices of a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Half {
-    Bf16,
-    F16,
-}
-
-impl Half {
-    fn of(dtype: DType) -> Option<Self> {
-        match dtype {
-            DType::Bf16 => Some(Self::Bf16),
-            DType::F16 => Some(Self::F16),
-            DType::F32 => None,
-        }
-    }
-
-    fn native(self) -> sys::cudaDataType {
-        match self {
-            Self::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
-            Self::F16 => sys::cudaDataType_t::CUDA_R_16F,
-        }
+fn native(dtype: DType) -> sys::cudaDataType {
+    match dtype {
+        DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+        DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
     }
 }
 
@@ -87,8 +72,8 @@ type Matrix = Owned<sys::cublasLtMatrixLayout_t>;
 type Operation = Owned<sys::cublasLtMatmulDesc_t>;
 
 /// A description of a column-major matrix.
-fn matrix(half: Half, rows: u32, cols: u32, ld: u32) -> Result<Matrix> {
-    lt::create_matrix_layout(half.native(), rows.into(), cols.into(), ld.into())
+fn matrix(dtype: DType, rows: u32, cols: u32, ld: u32) -> Result<Matrix> {
+    lt::create_matrix_layout(native(dtype), rows.into(), cols.into(), ld.into())
         .map(|made| Owned(made, lt::destroy_matrix_layout))
         .map_err(said("a matrix's description"))
 }
@@ -132,9 +117,10 @@ impl Plan {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         }
-        let weight = matrix(s.half, s.k, s.n, s.k)?;
-        let x = matrix(s.half, s.k, s.m, s.ldx)?;
-        let y = matrix(s.half, s.n, s.m, s.ldy)?;
+        let [read, written] = s.types;
+        let weight = matrix(read, s.k, s.n, s.k)?;
+        let x = matrix(read, s.k, s.m, s.ldx)?;
+        let y = matrix(written, s.n, s.m, s.ldy)?;
         let preference = lt::create_matmul_pref()
             .map(|made| Owned(made, lt::destroy_matmul_pref))
             .map_err(said("a search's conditions"))?;
@@ -229,12 +215,12 @@ impl Gemm {
         to: &[Projection<'_>],
         add: bool,
     ) -> Option<Products> {
-        if x.rows() < ROWS {
+        if x.rows() < ROWS || x.dtype() == DType::F32 {
             return None;
         }
-        let half = Half::of(x.dtype())?;
         let aligned = |t: &Tensor| {
-            t.view().addr().is_multiple_of(ALIGN) && (u64::from(t.ld()) * 2).is_multiple_of(ALIGN)
+            let row = u64::from(t.ld()) * t.dtype().bytes() as u64;
+            t.view().addr().is_multiple_of(ALIGN) && row.is_multiple_of(ALIGN)
         };
         // The kernel refuses a `y` that shares memory with another operand.
         let range = |t: &Tensor| {
@@ -254,15 +240,19 @@ impl Gemm {
         let all = to
             .iter()
             .map(|p| {
-                let alike = [p.weight, p.y].iter().all(|t| t.dtype() == x.dtype() && aligned(t));
+                let half = p.y.dtype() == x.dtype();
+                // With sums in f32 the library adds no bias of another type.
+                let y = half || (p.y.dtype() == DType::F32 && p.bias.is_none());
+                let alike = p.weight.dtype() == x.dtype();
                 let bias = p.bias.is_none_or(|b| b.dtype() == x.dtype() && aligned(b));
-                (alike && bias && aligned(x)).then(|| Shape {
+                let all = [x, p.weight, p.y].iter().all(|t| aligned(t));
+                (alike && y && bias && all).then(|| Shape {
                     m: x.rows(),
                     n: p.weight.rows(),
                     k: x.cols(),
                     ldx: x.ld(),
                     ldy: p.y.ld(),
-                    half,
+                    types: [x.dtype(), p.y.dtype()],
                     bias: p.bias.is_some(),
                     add,
                 })

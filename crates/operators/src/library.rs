@@ -318,8 +318,9 @@ impl Library {
 
     /// Returns whether a library of the device's vendor computes products of `rows` rows: cuBLASLt
     /// on CUDA, if the rows are many, the machine has it, the environment does not name
-    /// `LEASEHOLD_NO_CUBLASLT`, and all matrices are of one of the types bf16 and f16. Otherwise
-    /// the kernels of this crate do. The first call for many rows loads the vendor's library.
+    /// `LEASEHOLD_NO_CUBLASLT`, and all matrices are of one of the types bf16 and f16. A `y` of f32
+    /// is one of those too, if there is no bias. Otherwise the kernels of this crate do. The first
+    /// call for many rows loads the vendor's library.
     #[must_use]
     pub fn has_vendor_products(&self, rows: u32) -> bool {
         #[cfg(feature = "cuda")]
