@@ -68,6 +68,9 @@ plant TurnRefused cpu:0
 plant CompletionLost cpu:0
 plant HandoverSkipped cpu:0
 plant OpenedTwice sim:0
+plant RetainLost cpu:0 --through c
+plant OperandAsRead cpu:0 --through c
+plant RecordingLeaked cpu:0 --through c
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
 plant WrittenReadEarly cuda:0 --sim

@@ -3,9 +3,10 @@
 # and on CUDA and Metal over the simulated drivers. Programs of 4 ranks where there are collectives.
 #
 #   ci/stress.sh                      20 seeds of 2,000 steps by 8 threads; on CUDA and Metal 5, and
-#   10 with failing calls; 20 of 300 steps of ranks, and 10 with late commands
+#   10 with failing calls; 20 of 300 steps of ranks, and 10 with late commands; 2 of 1,000 steps by
+#   calls of the C ABI, on each
 #   ci/stress.sh SEEDS OPS THREADS    for example 1000 10000 8: so many on each, and with failing
-#   calls on all simulated ones
+#   calls on all simulated ones; 300 by calls of the C ABI
 #   SEED=N ci/stress.sh …             beginning with another seed
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,6 +30,12 @@ else
         try --seeds "$seeds" --device "$device" --sim --faults
     done
 fi
+through=2
+if [ $# -gt 0 ]; then through=300; fi
+for device in cpu:0 sim:0 'cuda:0 --sim' 'cuda:0 --sim --faults'; do
+    # shellcheck disable=SC2086
+    "$command" stress --seed "${SEED:-0}" --seeds "$through" --ops 1000 --threads 4 --through c --device $device || status=1
+done
 few=20 late=10
 if [ $# -gt 0 ]; then few=$seeds late=$seeds; fi
 ranks --seeds "$few" --device cpu:0

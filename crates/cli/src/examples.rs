@@ -96,6 +96,7 @@ Examples:
   leasehold stress --device sim:0 --seeds 100          a hundred programs
   leasehold stress --device cuda:0 --sim --faults      with failing and late calls
   leasehold stress --device sim:0 --ranks 4 --seeds 50  four ranks, with collectives
+  leasehold stress --device sim:0 --through c --seeds 10  each step by calls of the C ABI
   leasehold stress --seed 7 --ops 1000 --threads 2     one program again";
 
 pub(crate) const COMPLETIONS: &str = "\

@@ -164,7 +164,7 @@ impl Completion {
         }
     }
 
-    /// What is over already.
+    /// A wait that is over already.
     fn over(result: Result<()>) -> Self {
         Self(Arc::new(Mutex::new(Shared { result: Some(result), waker: None })))
     }

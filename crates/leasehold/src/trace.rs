@@ -28,12 +28,12 @@ use tracks::Tracks;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the start waits for a moment of the device's clock.
 const ANCHOR: Duration = Duration::from_secs(1);
-/// How many moments are looked at, of which the one that took the least time is kept.
+/// The number of moments that are looked at, of which the one that took the least time is kept.
 const LOOKS: usize = 5;
 
 /// The environment variable that asks for a trace of a program, and names its file.
 const VARIABLE: &str = "LEASEHOLD_TRACE";
-/// How many traces the environment asked for in this process.
+/// The number of traces that the environment asked for in this process.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
 /// A trace that goes on. Made by [`Trace::start`].
@@ -57,8 +57,9 @@ impl Trace {
 
     /// Ends the trace and gives its events.
     ///
-    /// Waits up to 10 seconds for the traced work, so that its times are known. What is not over by
-    /// then, or failed, has no times. Work that other threads submit meanwhile may be missing.
+    /// Waits up to 10 seconds for the traced work, so that its times are known. Work that is not
+    /// over by then, or failed, has no times. Work that other threads submit meanwhile may be
+    /// missing.
     #[must_use = "the events are lost when they are dropped"]
     pub fn stop(self) -> TraceEvents {
         self.stop_within(PATIENCE)
@@ -209,7 +210,7 @@ fn look_at_clock(recorder: &Recorder) -> Result<()> {
 pub struct TraceEvents(json::Page);
 
 impl TraceEvents {
-    /// How many events there are.
+    /// The number of events.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.events()
@@ -221,7 +222,7 @@ impl TraceEvents {
         self.len() == 0
     }
 
-    /// How many events there were beyond [`Trace::MOST_EVENTS`]. The file says it too, as
+    /// The number of events beyond [`Trace::MOST_EVENTS`]. The file says it too, as
     /// `dropped_events`.
     #[must_use]
     pub fn dropped(&self) -> u64 {

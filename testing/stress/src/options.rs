@@ -3,7 +3,7 @@
 use crate::target::Target;
 use std::time::Duration;
 
-/// Whose functions the steps of a program call.
+/// The functions that the steps of a program call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Border {
     /// The safe API of Rust.
@@ -28,7 +28,7 @@ pub struct Options {
     pub threads: u8,
     /// As many [ranks](crate::ranks), 1 to 64, with a thread each; `None` for a program of threads.
     pub ranks: Option<u8>,
-    /// Whose functions the steps call.
+    /// The functions that the steps call.
     pub border: Border,
     /// Says whether calls fail. With ranks, commands come late instead.
     pub faults: bool,

@@ -4,8 +4,8 @@
 //! makes the call with their handles, and takes the handles back. What a call makes comes back as
 //! an object. So both players have the same model, the same checks and the same devices.
 //!
-//! What C has no function for, stays with Rust: current contexts, sessions that do not wait, the
-//! other device's end, trims, and the scenes.
+//! Rust keeps what C has no function for: current contexts, sessions that do not wait, the other
+//! device's end, trims, and the scenes.
 //!
 //! This module must not know programs or the model.
 

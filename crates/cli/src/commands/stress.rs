@@ -6,9 +6,10 @@ use crate::commands::print_json;
 use crate::failure::Failure;
 use crate::host;
 use crate::style::{Tone, paint};
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{Context, DeviceId};
-use leasehold_stress::{Options, Report, Target, stress};
+use leasehold_stress::{Border, Options, Report, Target, stress};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -36,6 +37,9 @@ pub(crate) struct Arguments {
     /// Programs of so many ranks: threads with a device each, and collectives between them
     #[arg(long, value_name = "R", conflicts_with = "threads", value_parser = clap::value_parser!(u8).range(1..=64))]
     ranks: Option<u8>,
+    /// The functions that the steps call: Rust's safe API, or the C ABI where it has the function
+    #[arg(long, value_name = "BORDER", value_enum, default_value_t = Through::Rust, conflicts_with = "ranks")]
+    through: Through,
     /// Makes calls of a simulated driver fail, come late or in another order; of ranks, none fails
     #[arg(long)]
     faults: bool,
@@ -48,6 +52,13 @@ pub(crate) struct Arguments {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// The functions that the steps call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Through {
+    Rust,
+    C,
 }
 
 /// Bytes of host memory for a step of a program, with its plan and the contents that it expects.
@@ -78,6 +89,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     options.ops = ops;
     options.threads = arguments.threads;
     options.ranks = arguments.ranks;
+    options.border = match arguments.through {
+        Through::Rust => Border::Rust,
+        Through::C => Border::C,
+    };
     options.faults = arguments.faults;
     options.patience = Duration::from_secs(arguments.patience.into());
     options.shrink = Duration::from_secs(arguments.shrink.into());

@@ -288,8 +288,9 @@ impl Way<'_> {
         }
         if *down {
             // Later work of the stream comes after the copy, and the end of the wait says that the
-            // copy is over. SAFETY: a wait touches no memory.
+            // copy is over.
             let wait = [Op::Wait(upper.timeline.now())];
+            // SAFETY: a wait touches no memory.
             unsafe { own.submit_list::<Operand<'_>>(own_trace, &wait, &[]) }?;
             own.count(1);
         }

@@ -65,7 +65,7 @@ impl NotedOperand {
     }
 }
 
-/// When an operation ran.
+/// The time of an operation.
 pub(crate) enum Time {
     /// The timestamps before and after it, which are not read yet.
     Asked([Lease<TimestampQuery>; 2]),
@@ -75,7 +75,7 @@ pub(crate) enum Time {
     Unknown,
 }
 
-/// What a stream did.
+/// The record of a stream.
 #[derive(Default)]
 pub(crate) struct Notes {
     pub(crate) submissions: Vec<Submission>,

@@ -1,0 +1,1 @@
+../../../../crates/leasehold/examples/idle/mod.rs
