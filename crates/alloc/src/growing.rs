@@ -377,14 +377,7 @@ impl Inner {
                 core.remaps += u64::from(plan.reclaims());
                 plan
             };
-            if plan.reclaims() {
-                self.counters.remaps.fetch_add(1, Ordering::Relaxed);
-            }
-            if plan.new_bytes > 0 {
-                self.counters.growths.fetch_add(1, Ordering::Relaxed);
-            }
-            let result = plan.run(&*self.backing);
-            self.trace_steps(&plan.steps);
+            let result = self.carry_out(&mut plan);
             {
                 let mut core = self.core.lock();
                 core.store.heap.finish_pieces(&plan, &self.budget);

@@ -13,11 +13,12 @@ use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_RE
 use crate::layout::UNIT_SHIFT;
 use crate::oom::Trail;
 use crate::plan::{Means, Planned};
+use crate::residency::Plan;
 use crate::ring::EventKind;
 use crate::state::{Core, Inner, On};
 use crate::store::{Found, Need};
-use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Result};
 use std::time::Duration;
 
 /// With fewer granules than this in hand, alignment saves memory: large blocks are placed so that
@@ -126,14 +127,7 @@ impl Inner {
                     return Ok(None);
                 }
             };
-            if plan.reclaims() {
-                self.counters.remaps.fetch_add(1, Ordering::Relaxed);
-            }
-            if plan.new_bytes > 0 {
-                self.counters.growths.fetch_add(1, Ordering::Relaxed);
-            }
-            let result = plan.run(&*self.backing);
-            self.trace_steps(&plan.steps);
+            let result = self.carry_out(&mut plan);
             let mut core = self.core.lock();
             let extent = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(extent) = extent {
@@ -151,6 +145,19 @@ impl Inner {
             }
             piece = 1;
         }
+    }
+
+    /// Carries a plan out, and counts and traces it. Called without the lock.
+    pub(crate) fn carry_out(&self, plan: &mut Plan) -> Result<()> {
+        if plan.reclaims() {
+            self.counters.remaps.fetch_add(1, Ordering::Relaxed);
+        }
+        if plan.new_bytes > 0 {
+            self.counters.growths.fetch_add(1, Ordering::Relaxed);
+        }
+        let result = plan.run(&*self.backing);
+        self.trace_steps(&plan.steps);
+        result
     }
 
     pub(crate) fn grow_segment(

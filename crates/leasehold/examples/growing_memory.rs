@@ -1,5 +1,4 @@
-//! The costs of growing memory on a device: caches of sequences that share one pool, checked and
-//! timed.
+//! Growing memory on a device: caches of sequences that share one pool, checked and timed.
 //!
 //! `cargo run --release -p leasehold --features cuda --example growing_memory -- cuda:0`
 //!

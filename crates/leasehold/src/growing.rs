@@ -77,6 +77,8 @@ struct Shared {
     source: Option<Box<dyn Source>>,
     /// The most values.
     most: usize,
+    /// The maximum is 4 GiB or more.
+    large: bool,
     /// Held from a change of the length until the limit is written.
     turn: Mutex<()>,
     runtime: Arc<RuntimeInner>,
@@ -119,7 +121,8 @@ impl<T> Growing<T> {
         let limit = runtime.allocator().alloc_read_only(layout, on)?;
         let turn = Mutex::default();
         let runtime = runtime.inner.clone();
-        let shared = Shared { buffer, limit, source, most, turn, runtime };
+        let large = Array::<T>::bytes_of(most)? > u64::from(u32::MAX);
+        let shared = Shared { buffer, limit, source, most, large, turn, runtime };
         shared.write_limit(stream, 0)?;
         Ok(Self { shared: Arc::new(shared), _values: PhantomData })
     }
@@ -399,7 +402,11 @@ impl Shared {
         ops.clear();
         ops.extend(waits.iter().map(|&p| Op::Wait(p)));
         // (On a little-endian device, as all are.)
-        ops.extend([half(0, bytes as u32), half(4, (bytes >> 32) as u32)]);
+        ops.push(half(0, bytes as u32));
+        // A small maximum leaves the upper half as the first limit wrote it.
+        if bytes == 0 || self.large || bytes > u64::from(u32::MAX) {
+            ops.push(half(4, (bytes >> 32) as u32));
+        }
         // SAFETY: the limit is a buffer of this device, the stream's turn is held, and the record
         // is locked.
         let result = unsafe { core.raw.submit(ops) };

@@ -8,9 +8,9 @@ use leasehold_alloc::{
     SharedBudget, SuspendableBacking,
 };
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
+use leasehold_core::sync::{Arc, Condvar, Mutex};
 use leasehold_core::{Error, Lease, Result};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex};
 
 const GRANULE: u64 = 2 * MIB;
 
@@ -318,16 +318,17 @@ struct Slow {
 
 impl Slow {
     fn set(&self, change: impl Fn(&mut (bool, bool))) {
-        change(&mut self.gate.0.lock().unwrap());
+        change(&mut self.gate.0.lock());
         self.gate.1.notify_all();
     }
 
     fn until(&self, so: impl Fn(&(bool, bool)) -> bool) {
         let limit = std::time::Duration::from_secs(30);
-        let gate = self.gate.0.lock().unwrap();
-        let (_gate, waited) =
-            self.gate.1.wait_timeout_while(gate, limit, |gate| !so(gate)).unwrap();
-        assert!(!waited.timed_out(), "nobody came");
+        let mut gate = self.gate.0.lock();
+        while !so(&gate) {
+            let waited = self.gate.1.wait_for(&mut gate, limit);
+            assert!(!waited.timed_out(), "nobody came");
+        }
     }
 }
 
