@@ -95,7 +95,7 @@ impl Slot {
 ///
 /// A greedy sequence gives the tokens that it gives alone, unless two logits are nearly equal:
 /// products of several slots may round differently than those of one. On CUDA, with activations and
-/// weights of bf16, the bits are the same in all batches of 2 to 8 slots, and in all of 9 to 16.
+/// weights of bf16, the bits are the same in all batches of 2 to 16 slots.
 /// Eager and replayed steps give the same bits, and the other sequences of the batch do not change
 /// them. A batch may move to another thread. One thread uses it at a time.
 ///

@@ -54,7 +54,9 @@ impl Scratch {
         // computes products alone.
         let apart = has_vendor_products(model, rows)
             || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
-        let normed = rows > ops::NORM_ROWS || (rows > 1 && !normalise(model));
+        // Products of several rows on tensor cores are faster if a kernel in front normalises.
+        let tensor = rows > 1 && has_tensor_products(model);
+        let normed = tensor || rows > ops::NORM_ROWS;
         let (query, kv) = (c.query_width(), c.kv_width());
         Ok(Self {
             h: t(|s| Some(&s.h), c.hidden_size)?,
@@ -79,13 +81,6 @@ impl Scratch {
 /// Returns whether tensor cores compute products of two rows and more.
 pub(crate) fn has_tensor_products(model: &Model) -> bool {
     model.activations() != DType::F32 && model.parts.library.has_tensor_products()
-}
-
-/// Returns whether products of two rows and more normalise their input, if it has few rows: those on
-/// tensor cores do so in bf16 alone.
-fn normalise(model: &Model) -> bool {
-    let types = [model.activations(), model.parts.norm.dtype(), model.parts.head.dtype()];
-    !has_tensor_products(model) || types == [DType::Bf16; 3]
 }
 
 /// Returns whether a vendor's library computes the products of `rows` rows with `gate` and `up`.

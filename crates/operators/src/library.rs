@@ -316,11 +316,12 @@ impl Library {
         self.preferred.iter().find(takes).map_or_else(|| self.kernel(name), Ok)
     }
 
-    /// Returns whether a library of the device's vendor computes products of `rows` rows with a matrix
-    /// of `elements`: cuBLASLt on CUDA, for 33 rows and more, or 17 and a matrix of 2^25 elements, if
-    /// the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and all matrices are of one of the types bf16 and f16. A `y` of f32
-    /// is one of those too, if there is no bias. Otherwise the kernels of this crate do. The first
-    /// call for many rows loads the vendor's library.
+    /// Returns whether a library of the device's vendor computes products of `rows` rows with a
+    /// matrix of `elements`: cuBLASLt on CUDA, for 33 rows and more, or 17 and a matrix of 2^25
+    /// elements, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
+    /// all matrices are of one of the types bf16 and f16. A `y` of f32 is one of those too, if
+    /// there is no bias. Otherwise the kernels of this crate do. The first call for many rows loads
+    /// the vendor's library.
     #[must_use]
     pub fn has_vendor_products(&self, rows: u32, elements: u64) -> bool {
         #[cfg(feature = "cuda")]
@@ -334,8 +335,9 @@ impl Library {
     }
 
     /// Returns whether the device has kernels for tensor cores that compute products of two rows
-    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels normalise
-    /// up to [`NORM_ROWS`](crate::ops::NORM_ROWS) rows of bf16 with a weight of bf16, and no others.
+    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels
+    /// normalise up to [`NORM_ROWS`](crate::ops::NORM_ROWS) rows of bf16 with a weight of bf16, and
+    /// no others.
     #[must_use]
     pub fn has_tensor_products(&self) -> bool {
         self.preferred.iter().any(|kernel| kernel.spec.name == Linear::NAME)
