@@ -52,12 +52,15 @@ if have gcc; then
     # shellcheck disable=SC2086
     gcc -std=c11 -O2 -g -Wall -Wextra -Werror examples/c/runtime.c -o "$work/runtime" $allocator "-Wl,-rpath,$work/lib"
     "$work/runtime"
+    # shellcheck disable=SC2086
+    gcc -std=c11 -O2 -g -Wall -Wextra -Werror -pthread examples/c/ranks.c -o "$work/ranks" $allocator "-Wl,-rpath,$work/lib"
+    "$work/ranks"
     # The library that cargo built, beside which nothing has another name.
     gcc -std=c11 examples/c/allocator.c -o "$work/beside" -Icrates/capi/include "-L$target/release" -lleasehold_capi \
         "-Wl,-rpath,$(realpath "$target/release")"
     "$work/beside" >/dev/null
     if have valgrind; then
-        for program in program allocator runtime; do
+        for program in program allocator runtime ranks; do
             valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
                 --errors-for-leak-kinds=definite "$work/$program"
         done

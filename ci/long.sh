@@ -17,7 +17,7 @@ part() {
         asan) ci/asan.sh ;;
         fuzz) ci/memory.sh fuzz 100000000 ;;
         fuzz-alloc) ci/fuzz.sh 100000000 ;;
-        fuzz-capi) ci/capi-fuzz.sh ;;
+        fuzz-capi) ci/capi-fuzz.sh 100000000 ;;
         stress) ci/stress.sh 1000 10000 8 ;;
         planted) ci/planted.sh ;;
         python) ci/python.sh model 100000 ;;

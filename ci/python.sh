@@ -93,6 +93,8 @@ environment "$name" python3 "$plain" numpy ml_dtypes
 "$work/$name/bin/python" "$here/python/tests/typing/usage_numpy.py"
 tests "$name" "$here/python/tests/core"
 "$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md
+"$work/$name/bin/python" examples/python/saxpy.py cpu:0
+"$work/$name/bin/python" examples/python/generate.py crates/tiny-python/model
 echo "with NumPy: ok"
 
 # shellcheck disable=SC2046
@@ -130,6 +132,7 @@ name=simulated
 environment "$name" python3 "$(wheel simulated "--features sim")" numpy ml_dtypes hypothesis
 tests "$name" "$here/python/tests/core"
 tests "$name" "$here/python/tests/model"
+"$work/$name/bin/python" examples/python/saxpy.py sim-cuda:0
 # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to load
 # the module with: there it uses the C ABI's library with simulated devices.
 cargo build --quiet --locked --profile quick -p leasehold-capi-sim

@@ -2,13 +2,14 @@
 """Makes the pictures of README.md and the book from real output.
 
     cargo build --release
-    docs/images/make.py [--leasehold target/release/leasehold]
+    docs/images/make.py [--leasehold target/release/leasehold] [--only NAME]
 
 report.png  a screenshot of `leasehold replay TRACE --report`, by a headless chromium
 trace.svg   the first kernels of `leasehold run --trace`, and their submissions
+program-trace.svg  streams, memory and host of the example quickstart, by LEASEHOLD_TRACE
 decode.svg  the 8 B shape of bench/runs/2026-11-25-h200/decode.txt
 
-The last one needs no binary. `report.png` is left as it is where there is no chromium.
+`decode.svg` needs no binary, `program-trace.svg` needs cargo. `report.png` is left as it is where there is no chromium.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -96,7 +98,7 @@ def trace(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
     subprocess.run([leasehold, "run", "--tokens", "8", "--mode", "eager", "--trace", str(file)], check=True, capture_output=True)
     events = json.loads(file.read_text(encoding="utf-8"))
     events = events["traceEvents"] if isinstance(events, dict) else events
-    spans = sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"])
+    spans = [e for e in events if e["ph"] == "X" and (e["pid"] == 1 or e["cat"] == "submission")]
     tracks = {1: "device", 2: "host"}
     first = min(e["ts"] for e in spans)
     device = [e for e in spans if e["pid"] == 1][:20]
@@ -127,6 +129,57 @@ def trace(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
     svg.write(path)
 
 
+def program(path: pathlib.Path, folder: pathlib.Path) -> None:
+    """The quickstart's streams, memory and host threads, from its allocations to the last replay."""
+    file = folder / "program.json"
+    command = ["cargo", "run", "--quiet", "--release", "-p", "leasehold", "--example", "quickstart"]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env={**os.environ, "LEASEHOLD_TRACE": str(file)})
+    page = json.loads(file.read_text(encoding="utf-8"))
+    events = page["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans = [e for e in events if e["ph"] == "X"]
+    samples = [e for e in events if e["ph"] == "C"]
+    first, last = min(e["ts"] for e in spans), max(e["ts"] + e["dur"] for e in spans)
+    left, right, height = 130, 895, 34
+    scale = (right - left) / (last - first)
+    rows = sorted({(e["pid"], e["tid"]) for e in spans})
+    svg = Svg(920, 60 + (height + 16) * (len(rows) + 1) + 56)
+    svg.text(20, 20, f"examples/quickstart.rs on {page['otherData']['device']}, traced", 13)
+    colours: dict[str, str] = {}
+    tops = {row: 40 + i * (height + 16) for i, row in enumerate(rows)}
+    for row, y in tops.items():
+        kind = "device" if row[0] == 1 else "host"
+        svg.text(left - 8, y + 14, kind, 12, "end", GREY)
+        svg.text(left - 8, y + 28, names[row], 12, "end", GREY)
+        svg.rect(left, y, right - left, height, "#f3f4f6")
+    # Longer ones first: a slice within another one is drawn over it.
+    for event in sorted(spans, key=lambda e: -e["dur"]):
+        name = event["name"]
+        fill = colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
+        x = left + (event["ts"] - first) * scale
+        svg.rect(x, tops[event["pid"], event["tid"]], max(event["dur"] * scale, 0.8), height, fill, f"{name}: {event['dur']:.1f} µs")
+    y = 40 + len(rows) * (height + 16)
+    most = max(s["args"]["live_bytes"] for s in samples)
+    points = []
+    for sample in samples:
+        x = left + min(max(sample["ts"] - first, 0), last - first) * scale
+        level = y + height - height * sample["args"]["live_bytes"] / most
+        points += [(x, points[-1][1] if points else y + height), (x, level)]
+    svg.text(left - 8, y + 14, "memory", 12, "end", GREY)
+    svg.text(left - 8, y + 28, f"to {most / 2**20:.0f} MiB", 12, "end", GREY)
+    svg.rect(left, y, right - left, height, "#f3f4f6")
+    svg.line(points, COLOURS[0])
+    for i in range(6):
+        at = (last - first) * i / 5
+        svg.text(left + at * scale, y + height + 18, f"{at / 1000:.0f} ms", 11, "middle", GREY)
+    x = float(left)
+    for name, fill in colours.items():
+        svg.rect(x, y + height + 32, 10, 10, fill)
+        svg.text(x + 14, y + height + 41, name, 11)
+        x += 26 + 6.4 * len(name)
+    svg.write(path)
+
+
 def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
     """The top of the page about the memory of a recorded training."""
     page, picture = folder / "memory.html", folder / "report.png"
@@ -145,11 +198,21 @@ def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Makes the pictures of README.md and the book.")
     parser.add_argument("--leasehold", default=str(ROOT / "target/release/leasehold"), help="the command")
-    leasehold = parser.parse_args().leasehold
-    decode(HERE / "decode.svg")
-    with tempfile.TemporaryDirectory() as folder:
-        trace(leasehold, HERE / "trace.svg", pathlib.Path(folder))
-        report(leasehold, HERE / "report.png", pathlib.Path(folder))
+    parser.add_argument("--only", metavar="NAME", help="one picture, by its file's name")
+    parsed = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        pictures = {
+            "decode.svg": decode,
+            "program-trace.svg": lambda path: program(path, folder),
+            "trace.svg": lambda path: trace(parsed.leasehold, path, folder),
+            "report.png": lambda path: report(parsed.leasehold, path, folder),
+        }
+        if parsed.only not in (None, *pictures):
+            parser.error(f"{parsed.only}: one of {', '.join(pictures)}")
+        for picture, make in pictures.items():
+            if parsed.only in (None, picture):
+                make(HERE / picture)
 
 
 if __name__ == "__main__":

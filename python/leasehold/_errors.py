@@ -49,3 +49,11 @@ class DeviceLostError(Error, RuntimeError):
 
 class DriverError(Error, RuntimeError):
     """The vendor's driver refused a call."""
+
+
+class CompileError(Error, RuntimeError):
+    """A kernel's source does not compile. The text is the compiler's."""
+
+
+class FailedError(Error, RuntimeError):
+    """Work of a stream failed: a kernel, a function of the caller's. The stream takes no more work."""

@@ -1,4 +1,4 @@
-"""The shared library that has the C ABI (`leasehold_*`), and the folder of its header."""
+"""The shared library that has the C ABI (`leasehold_*`), and the folder of its headers."""
 
 import os
 
@@ -17,5 +17,5 @@ def path() -> str:
 
 
 def include() -> str:
-    """Returns the folder that has `leasehold.h`."""
+    """Returns the folder that has `leasehold.h` and `leasehold_runtime.h`."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")

@@ -143,6 +143,7 @@ impl AllocatorObject {
         made.map(Self).map_err(raise)
     }
 
+    /// The device.
     #[getter]
     fn device(&self) -> Device {
         Device(self.0.device.clone())

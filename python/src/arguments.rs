@@ -6,6 +6,7 @@ use crate::layout::MOST_DIMENSIONS;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use std::time::Duration;
 
 /// The package's own error in place of Python's for a value that is none. What the value's own code
 /// raised passes as it is.
@@ -116,4 +117,11 @@ pub(crate) fn bytes(text: &str) -> PyResult<u64> {
     }
     let bytes = number.parse::<f64>().map_err(|_| wrong())? * unit as f64;
     if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+/// A limit of time in seconds. `None` is no limit.
+pub(crate) fn timeout(of: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
+    let seconds: Option<f64> = optional(of, "a timeout is a number of seconds")?;
+    let timeout = seconds.map(Duration::try_from_secs_f64).transpose();
+    timeout.map_err(|error| invalid(error.to_string()))
 }

@@ -5,6 +5,7 @@ use crate::arguments;
 use crate::copies::{self, End};
 use crate::device::{Device, State, state};
 use crate::dlpack;
+use crate::download::Download;
 use crate::dtype;
 use crate::errors::{Class, invalid, raise};
 use crate::layout::Layout;
@@ -34,10 +35,10 @@ impl Drop for Memory {
             let [class, value, traceback] = &mut pending;
             // SAFETY: the thread is attached. The exception is given back once.
             unsafe { ffi::PyErr_Fetch(class, value, traceback) };
-            if block.as_ref().is_some_and(|block| block.device.host) {
+            if block.as_ref().is_some_and(|block| !block.is_on_streams()) {
                 block = None;
             } else {
-                // Device memory may have to wait for its uses.
+                // The memory may have to wait for its uses.
                 py.detach(|| drop(block.take()));
             }
             // SAFETY: as above.
@@ -151,6 +152,20 @@ impl Base {
         Ok((block, self.layout.clone()))
     }
 
+    /// The memory, and the range of its bytes that the elements are.
+    ///
+    /// # Errors
+    /// `InvalidArgumentError` for elements with gaps.
+    pub(crate) fn range(&self) -> PyResult<(Arc<Block>, (u64, u64))> {
+        let block = self.memory.block.lock().clone();
+        let block = block.ok_or_else(|| Class::Freed.error("the buffer was freed"))?;
+        Ok((block, self.layout.range()?))
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     pub(crate) fn state(&self) -> &Arc<State> {
         &self.memory.device
     }
@@ -180,6 +195,7 @@ impl Base {
         Ok(Self { memory, layout })
     }
 
+    /// The device.
     #[getter]
     fn device(&self) -> Device {
         Device(self.memory.device.clone())
@@ -191,6 +207,7 @@ impl Base {
         self.layout.dtype.name
     }
 
+    /// Elements in each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.layout.shape)
@@ -202,6 +219,7 @@ impl Base {
         PyTuple::new(py, self.layout.byte_strides())
     }
 
+    /// The number of dimensions.
     #[getter]
     fn ndim(&self) -> usize {
         self.layout.shape.len()
@@ -322,6 +340,29 @@ impl Base {
     /// Copies to another buffer, or another library's array.
     fn copy_to(&self, target: &Bound<'_, PyAny>) -> PyResult<()> {
         copies::copy(target.py(), &End::of(target, true)?, &self.end()?)
+    }
+
+    /// Begins a copy of the bytes to the host, after the earlier work of the buffer: `await` gives
+    /// them. On a stream of its own, unless one is named.
+    #[pyo3(signature = (stream=None))]
+    fn download_async(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Download> {
+        let (block, range) = self.range()?;
+        let device = &block.device;
+        let stream = match stream {
+            Some(stream) => crate::stream::argument(stream)?.stream().map_err(raise)?.clone(),
+            None => {
+                let make = || {
+                    device.use_streams()?;
+                    device.runtime.create_stream()
+                };
+                py.detach(make).map_err(raise)?
+            }
+        };
+        Download::begin(py, &device.clone(), &stream, block, range)
     }
 
     /// The bytes of all elements, in the order of the dimensions.

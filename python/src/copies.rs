@@ -7,7 +7,7 @@ use crate::dtype::{self, DType};
 use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::host::{HostArray, Request};
 use crate::layout::Layout;
-use crate::memory::Block;
+use crate::memory::{self, Block};
 use leasehold_core::sync::Arc;
 use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
@@ -78,6 +78,14 @@ impl<'py> End<'py> {
         match self {
             End::Block(_, layout) => &layout.shape,
             End::Host(array) => &array.grid.shape,
+        }
+    }
+
+    /// The block that the elements are in, if it is one.
+    fn block(&self) -> Option<&Block> {
+        match self {
+            End::Block(block, _) => Some(block),
+            End::Host(array) => array.block(),
         }
     }
 
@@ -178,6 +186,7 @@ fn swap(bytes: &mut [u8], dtype: DType) {
 }
 
 /// Writes the elements without gaps, in this machine's order, to memory that has as many bytes.
+/// No stream uses them.
 fn gather(py: Python<'_>, from: &End<'_>, to: &mut [u8]) -> PyResult<()> {
     assert_eq!(to.len() as u64, from.dense()?.bytes());
     // SAFETY: the target has room for all elements and is nobody else's. Those stay in place as
@@ -197,6 +206,21 @@ fn gather(py: Python<'_>, from: &End<'_>, to: &mut [u8]) -> PyResult<()> {
     Ok(())
 }
 
+/// The bytes of a source as those of a target that is not written yet.
+pub(crate) fn taken(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<Vec<u8>> {
+    check(to, from)?;
+    memory::settle(py, from.block().as_slice()).map_err(raise)?;
+    let bytes = from.dense()?.bytes();
+    let mut taken = Vec::new();
+    taken.try_reserve_exact(bytes as usize).map_err(|_| no_memory(bytes))?;
+    taken.resize(bytes as usize, 0);
+    gather(py, from, &mut taken)?;
+    if to.is_swapped() {
+        swap(&mut taken, to.dtype());
+    }
+    Ok(taken)
+}
+
 fn no_memory(bytes: u64) -> PyErr {
     Class::OutOfMemory.error(format!("the host has no memory for a copy of {bytes} bytes"))
 }
@@ -207,6 +231,8 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
     if let End::Host(array) = to {
         array.check_target()?;
     }
+    let blocks: Vec<&Block> = [to, from].into_iter().filter_map(End::block).collect();
+    memory::settle(py, &blocks).map_err(raise)?;
     match (to, from) {
         (End::Block(to, at), End::Block(from, from_at)) => {
             to.copy(py, (at.offset, at.bytes()), from, from_at.offset).map_err(raise)
@@ -223,14 +249,7 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
         }
         _ => {
             // Both ends may have bytes in common, so the elements are taken first.
-            let bytes = from.dense()?.bytes();
-            let mut staged = Vec::new();
-            staged.try_reserve_exact(bytes as usize).map_err(|_| no_memory(bytes))?;
-            staged.resize(bytes as usize, 0);
-            gather(py, from, &mut staged)?;
-            if to.is_swapped() {
-                swap(&mut staged, to.dtype());
-            }
+            let staged = taken(py, to, from)?;
             // SAFETY: the end has room for as many bytes, which stay in place as long as it.
             unsafe {
                 match to {
@@ -248,6 +267,7 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
 /// The bytes of the elements without gaps, in the order of their dimensions.
 pub(crate) fn bytes<'py>(py: Python<'py>, from: &End<'_>) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = from.dense()?.bytes();
+    memory::settle(py, from.block().as_slice()).map_err(raise)?;
     PyBytes::new_with(py, bytes as usize, |to| gather(py, from, to)).map_err(|error| {
         let kind = error.get_type(py);
         let is_pythons = kind.is(py.get_type::<PyMemoryError>());

@@ -3,16 +3,18 @@
 use crate::allocator::{AllocatorObject, Pool};
 use crate::arguments;
 use crate::buffer;
-use crate::errors::{Class, raise};
+use crate::errors::raise;
+use crate::fork;
+use crate::stream::StreamObject;
 use leasehold::cuda::{self, ExternalManager, ExternalStream};
-use leasehold::{BackendKind, Context, DeviceId, Error, Result, Runtime};
+use leasehold::{BackendKind, Context, DeviceId, Error, Result, Runtime, Stream};
 use leasehold_alloc::{On, Policy};
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{TimelineSource, Timepoint};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{OnceLock, Weak};
-use std::time::Duration;
 
 /// The open devices by name. They stay open until the process ends.
 static OPEN: Mutex<BTreeMap<String, Arc<State>>> = Mutex::new(BTreeMap::new());
@@ -35,8 +37,11 @@ pub(crate) struct State {
     /// Whether its memory is the host's.
     pub(crate) host: bool,
     simulated: bool,
-    /// The process that opened it: a driver's state does not survive a fork.
-    process: u32,
+    /// The process that opened it: a driver's state and the threads of streams do not survive a
+    /// fork.
+    generation: u32,
+    /// Whether streams of the device were given work by a `Stream`.
+    streams: AtomicBool,
     main: OnceLock<Arc<Pool>>,
     pools: Mutex<Vec<Weak<Pool>>>,
 }
@@ -77,7 +82,8 @@ impl State {
             name: name.clone(),
             host,
             simulated,
-            process: std::process::id(),
+            generation: fork::generation(),
+            streams: AtomicBool::new(false),
             main: OnceLock::new(),
             pools: Mutex::default(),
         });
@@ -92,10 +98,29 @@ impl State {
     }
 
     /// Runs a call that may wait for the device, without the interpreter's lock. Calls of a host's
-    /// device wait for nothing and keep the lock: so no thread is inside one as the process forks,
-    /// and a child finds no lock of the runtime taken.
+    /// device without streams wait for nothing and keep the lock: so no thread is inside one as the
+    /// process forks, and a child finds no lock of the runtime taken.
     pub(crate) fn outside<R: Send>(&self, py: Python<'_>, call: impl FnOnce() -> R + Send) -> R {
-        if self.host { call() } else { py.detach(call) }
+        if self.is_quiet() { call() } else { py.detach(call) }
+    }
+
+    /// Whether it is the host's device, and nothing was given to a stream of it.
+    fn is_quiet(&self) -> bool {
+        self.host && !self.streams.load(Ordering::Acquire)
+    }
+
+    /// Notes that streams of the device are given work.
+    ///
+    /// # Errors
+    /// `InvalidState` in a child of the process that opened the device: streams have threads.
+    pub(crate) fn use_streams(&self) -> Result<()> {
+        self.streams.store(true, Ordering::Release);
+        self.check_process()
+    }
+
+    /// Whether a stream is the device's own, on which buffers work.
+    pub(crate) fn is_own(&self, stream: &Stream) -> bool {
+        stream.same(self.runtime.stream())
     }
 
     pub(crate) fn host(py: Python<'_>) -> Result<Arc<Self>> {
@@ -130,9 +155,10 @@ impl State {
         }
     }
 
-    /// Whether the process is a child of the one that opened the device.
+    /// Whether the process is a child of the one that opened the device, unless nothing but host
+    /// memory was used.
     pub(crate) fn is_forked(&self) -> bool {
-        !self.host && self.process != std::process::id()
+        !self.is_quiet() && self.generation != fork::generation()
     }
 
     /// # Errors
@@ -140,7 +166,7 @@ impl State {
     pub(crate) fn check_process(&self) -> Result<()> {
         if self.is_forked() {
             return Err(Error::state(format!(
-                "{} was opened before a fork; start workers with the method \"spawn\"",
+                "{} was used before a fork; start workers with the method \"spawn\"",
                 self.name
             )));
         }
@@ -161,7 +187,7 @@ impl State {
     /// `InvalidArgument` for a number that cannot be a stream of this process.
     pub(crate) fn admit(&self, handle: u64, points: &[Timepoint]) -> Result<Arc<ExternalStream>> {
         let order = |stream: &ExternalStream| {
-            self.order_before(stream)?;
+            self.order_before(self.runtime.stream(), stream)?;
             points.iter().try_for_each(|&point| self.order_one_before(stream, point))
         };
         if handle == cuda::raw_stream(self.runtime.stream())? {
@@ -203,10 +229,10 @@ impl State {
         unsafe { cuda::external_stream(&self.runtime, own) }
     }
 
-    /// Lets later work of another library's stream wait for what the device's stream has now.
+    /// Lets later work of another library's stream wait for what a stream of the device has now.
     /// Blocks if that is held back for now.
-    pub(crate) fn order_before(&self, other: &ExternalStream) -> Result<()> {
-        let raw = self.runtime.stream().raw();
+    pub(crate) fn order_before(&self, stream: &Stream, other: &ExternalStream) -> Result<()> {
+        let raw = stream.raw();
         if raw.timeline().is_idle() {
             return Ok(());
         }
@@ -223,20 +249,15 @@ impl State {
         }
     }
 
-    /// Lets later work of the device's stream come after a timepoint. Blocks if the device cannot
-    /// wait for it.
-    pub(crate) fn order_after(&self, py: Python<'_>, point: Timepoint) -> Result<()> {
-        match self.runtime.stream().wait(point) {
-            Ok(()) => Ok(()),
-            Err(_) => py.detach(|| self.runtime.wait_for(point)),
-        }
+    /// Lets later work of a stream come after a timepoint. Blocks if the device cannot wait for it.
+    pub(crate) fn order_after(&self, stream: &Stream, point: Timepoint) -> Result<()> {
+        stream.wait(point).or_else(|_| self.runtime.wait_for(point))
     }
 
-    /// Waits for all work of the device, also on streams that are unknown here. Nothing of a CPU is
-    /// ever submitted here, so that is at once.
+    /// Waits for all work of the device, also on streams that are unknown here.
     pub(crate) fn synchronize_all(&self) -> Result<()> {
         if self.host {
-            return Ok(());
+            return if self.is_quiet() { Ok(()) } else { self.runtime.synchronize() };
         }
         let own = self.runtime.synchronize();
         self.externals()?.synchronize()?;
@@ -325,18 +346,22 @@ impl Device {
     /// Waits for all work of the device, for a limited time if one is given.
     #[pyo3(signature = (timeout=None))]
     fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let timeout: Option<f64> =
-            arguments::optional(timeout, "a timeout is a number of seconds")?;
-        let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
-        let timeout = timeout.map_err(|e| Class::InvalidArgument.error(e.to_string()))?;
+        let timeout = arguments::timeout(timeout)?;
         let wait = || {
             self.0.check_process()?;
             match timeout {
-                Some(timeout) if !self.0.host => self.0.runtime.synchronize_timeout(timeout),
+                Some(timeout) if !self.0.is_quiet() => self.0.runtime.synchronize_timeout(timeout),
                 _ => self.0.synchronize_all(),
             }
         };
         self.0.outside(py, wait).map_err(raise)
+    }
+
+    /// Begins a recording: `with device.record() as stream:`. What the stream is given in the block
+    /// is noted and not run, and the block's end makes `stream.graph` of it. Only the thread that
+    /// began it may use it. An exception in the block gives the recording up.
+    fn record(&self, py: Python<'_>) -> PyResult<StreamObject> {
+        py.detach(|| StreamObject::begin(&self.0)).map_err(raise)
     }
 
     /// A new buffer with unspecified contents.

@@ -8,7 +8,7 @@ use crate::device::{DL_CPU, State, state};
 use crate::dtype;
 use crate::errors::{Class, invalid, raise};
 use crate::layout::{Layout, MOST_DIMENSIONS, dense, elements};
-use crate::memory::Block;
+use crate::memory::{self, Block};
 use leasehold::cuda::{self, ExternalStream};
 use leasehold_core::sync::Arc;
 use pyo3::exceptions::PyTypeError;
@@ -286,6 +286,7 @@ pub(crate) fn export<'py>(
         ));
     }
     let orders = !block.device.host;
+    memory::settle(py, &[&*block]).map_err(raise)?;
     block.begin_export();
     // From here on the keeper takes the export back.
     let mut keeper = Keeper { block, stream: None };
@@ -416,7 +417,7 @@ fn import<M: Managed + 'static>(py: Python<'_>, taken: Taken<M>) -> PyResult<Bou
     // SAFETY: the producer says where the elements lie, on which device, and that they stay until
     // the deleter is called. Its own use of the memory is ordered by the interpreter's lock on the
     // host, and by the stream that it was given on a device.
-    let block = unsafe { Block::import(device, (address, bytes), read_only, Box::new(taken)) };
+    let block = unsafe { Block::import(device, (address, bytes), read_only, Arc::new(taken)) };
     buffer::of_block(py, block.map_err(raise)?, layout)
 }
 

@@ -5,7 +5,7 @@ use crate::arguments;
 use crate::errors::{Class, invalid};
 use half::{bf16, f16};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyFloat, PyInt, PyString};
 use std::ffi::CStr;
 
 /// The kinds of DLPack (`DLDataTypeCode`).
@@ -142,6 +142,29 @@ impl Row {
     /// Bytes of a number: an element, or a part of a complex one.
     pub(crate) fn part(&self) -> usize {
         if self.code == COMPLEX { self.size as usize / 2 } else { self.size as usize }
+    }
+
+    /// Writes a number as an element, if it is one of Python's own that fits the most common types:
+    /// what [`pack`](Self::pack) writes, in a tenth of its time.
+    pub(crate) fn pack_plain(&self, value: &Bound<'_, PyAny>, to: &mut [u8]) -> bool {
+        match (self.code, self.size) {
+            (FLOAT, 4) => {
+                let Ok(value) = value.cast_exact::<PyFloat>() else { return false };
+                let (exact, single) = (value.value(), value.value() as f32);
+                to.copy_from_slice(&single.to_le_bytes());
+                single.is_finite() || !exact.is_finite()
+            }
+            (INT | UINT, 4) if value.is_exact_instance_of::<PyInt>() => {
+                let Ok(number) = value.extract::<i64>() else { return false };
+                to.copy_from_slice(&(number as u32).to_le_bytes());
+                if self.code == INT {
+                    i32::try_from(number).is_ok()
+                } else {
+                    u32::try_from(number).is_ok()
+                }
+            }
+            _ => false,
+        }
     }
 
     /// The bytes of a Python number as an element.

@@ -19,6 +19,8 @@ pub(crate) enum Class {
     Timeout,
     DeviceLost,
     Driver,
+    Compile,
+    Failed,
     Other,
 }
 
@@ -36,6 +38,8 @@ impl Class {
             Class::Timeout => "TimeoutError",
             Class::DeviceLost => "DeviceLostError",
             Class::Driver => "DriverError",
+            Class::Compile => "CompileError",
+            Class::Failed => "FailedError",
             Class::Other => "Error",
         }
     }
@@ -51,8 +55,10 @@ impl Class {
             }
             Error::LeasesOutstanding { .. } | Error::Occupied { .. } => Class::InvalidState,
             Error::Timeout(_) => Class::Timeout,
-            Error::DeviceLost { .. } | Error::Fault(_) => Class::DeviceLost,
+            Error::DeviceLost { .. } => Class::DeviceLost,
             Error::Driver { .. } => Class::Driver,
+            Error::Compile { .. } => Class::Compile,
+            Error::Fault(_) | Error::Other(_) => Class::Failed,
             _ => Class::Other,
         }
     }

@@ -7,10 +7,10 @@
 use crate::arguments::{self, because};
 use crate::buffer::Base;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid, is_refusal};
+use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::grid::Grid;
 use crate::layout::{self, Layout, MOST_DIMENSIONS};
-use crate::memory::Block;
+use crate::memory::{self, Block};
 use leasehold_core::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -49,7 +49,23 @@ const F_CONTIGUOUS: c_int = 0x40 | STRIDES;
 const ANY_CONTIGUOUS: c_int = 0x80 | STRIDES;
 const GETBUFFER: c_int = 1;
 const RELEASEBUFFER: c_int = 2;
+const DOC: c_int = 56;
 const FREE: c_int = 74;
+
+/// The docstring of `Buffer`.
+const ABOUT: &CStr = c"The elements of an array in a device's memory: type, shape, strides.
+
+`Device.empty`, `zeros` and `upload` make one, and `from_dlpack` of another library's array. Memory
+goes with the last reference, or with `free` and the end of a `with` block; views are freed together.
+A method that reads or writes the elements comes after the work that streams do with them.
+
+Examples
+--------
+>>> import leasehold
+>>> with leasehold.Device(\"cpu:0\").zeros((2, 3), \"float32\") as buffer:
+...     buffer.fill(1.5)
+...     buffer.shape, buffer.nbytes, memoryview(buffer)[1, 2]
+((2, 3), 24, 1.5)";
 
 /// A request for the memory of another Python object, which keeps it in place until this is
 /// dropped.
@@ -135,13 +151,13 @@ pub(crate) struct HostArray<'py> {
     /// Whether the bytes of a number have another order than this machine's.
     pub(crate) swapped: bool,
     pub(crate) read_only: bool,
-    _keeper: Keeper<'py>,
+    keeper: Keeper<'py>,
 }
 
 /// The object that keeps the memory in place.
 enum Keeper<'py> {
     Request { _request: Request<'py> },
-    Block { _block: Arc<Block> },
+    Block { block: Arc<Block> },
 }
 
 impl<'py> HostArray<'py> {
@@ -177,7 +193,7 @@ impl<'py> HostArray<'py> {
         let grid = Grid { first: request.buffer.buf.cast(), shape, strides, size };
         let read_only = request.buffer.readonly != 0;
         let keeper = Keeper::Request { _request: request };
-        Ok(Self { grid, dtype, swapped, read_only, _keeper: keeper })
+        Ok(Self { grid, dtype, swapped, read_only, keeper })
     }
 
     /// The elements that an array interface describes, in an object with the buffer protocol.
@@ -240,8 +256,16 @@ impl<'py> HostArray<'py> {
             size: layout.dtype.size,
         };
         let read_only = block.read_only;
-        let keeper = Keeper::Block { _block: block };
-        Self { grid, dtype: layout.dtype, swapped: false, read_only, _keeper: keeper }
+        let keeper = Keeper::Block { block };
+        Self { grid, dtype: layout.dtype, swapped: false, read_only, keeper }
+    }
+
+    /// The block whose memory it is.
+    pub(crate) fn block(&self) -> Option<&Block> {
+        match &self.keeper {
+            Keeper::Request { .. } => None,
+            Keeper::Block { block } => Some(block),
+        }
     }
 
     /// Whether the bytes are those of elements without gaps, in this machine's order.
@@ -263,8 +287,9 @@ impl<'py> HostArray<'py> {
     }
 
     /// Sets every element, whose bytes are in this machine's order.
-    pub(crate) fn fill(&self, _: Python<'_>, element: &[u8]) -> PyResult<()> {
+    pub(crate) fn fill(&self, py: Python<'_>, element: &[u8]) -> PyResult<()> {
         self.check_target()?;
+        memory::settle(py, self.block().as_slice()).map_err(raise)?;
         assert_eq!(element.len() as i64, self.grid.size);
         // SAFETY: the memory stays in place as long as this, and the thread is attached.
         unsafe { self.grid.fill(element) };
@@ -326,6 +351,7 @@ unsafe fn lend(of: *mut ffi::PyObject, to: *mut PyBuffer, flags: c_int) -> PyRes
             ));
         }
     };
+    memory::settle(py, &[&*block]).map_err(raise)?;
     let address = block.host_address(layout.offset);
     let strides = layout.byte_strides().iter().map(|&s| s as isize).collect();
     let shape = layout.shape.iter().map(|&n| n as isize).collect();
@@ -400,6 +426,7 @@ pub(crate) fn buffer_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let mut slots = [
         ffi::PyType_Slot { slot: GETBUFFER, pfunc: get_buffer as *mut c_void },
         ffi::PyType_Slot { slot: RELEASEBUFFER, pfunc: release_buffer as *mut c_void },
+        ffi::PyType_Slot { slot: DOC, pfunc: ABOUT.as_ptr().cast_mut().cast() },
         ffi::PyType_Slot { slot: FREE, pfunc: free as *mut c_void },
         ffi::PyType_Slot { slot: 0, pfunc: std::ptr::null_mut() },
     ];

@@ -6,21 +6,36 @@
 //! # Modules
 //! `device`, `allocator` and `buffer` are the classes; `memory` keeps a buffer's memory; `layout`
 //! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
-//! DLPack. `copies` copies between all of them, by `grid` where elements have gaps. `arguments`
-//! checks what a call was given; `errors` has the exceptions.
+//! DLPack. `copies` copies between all of them, by `grid` where elements have gaps.
+//!
+//! `stream`, `event`, `kernel` and `graph` are the runtime; `operators` and `model` are above it.
+//! `download` is a copy to the host that is awaited. `callbacks` calls Python on the runtime's
+//! threads.
+//!
+//! `arguments` checks what a call was given; `errors` has the exceptions; `fork` tells a child from
+//! its parent.
 
 mod allocator;
 mod arguments;
 mod buffer;
+mod callbacks;
 mod copies;
 mod device;
 mod dlpack;
+mod download;
 mod dtype;
 mod errors;
+mod event;
+mod fork;
+mod graph;
 mod grid;
 mod host;
+mod kernel;
 mod layout;
 mod memory;
+mod model;
+mod operators;
+mod stream;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -51,15 +66,24 @@ fn check_interpreter() -> PyResult<()> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     check_interpreter()?;
+    fork::watch()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("SIMULATED", cfg!(feature = "sim"))?;
     module.add_class::<device::Device>()?;
     module.add_class::<allocator::AllocatorObject>()?;
+    module.add_class::<stream::StreamObject>()?;
+    module.add_class::<event::EventObject>()?;
+    module.add_class::<kernel::KernelObject>()?;
+    module.add_class::<graph::GraphObject>()?;
+    module.add_class::<download::Download>()?;
+    module.add_class::<model::ModelObject>()?;
+    module.add_function(wrap_pyfunction!(operators::run_operator, module)?)?;
     let class = host::buffer_type(py)?;
     buffer::set_type(&class);
     module.add("Buffer", class)?;
     module.add_function(wrap_pyfunction!(device::devices, module)?)?;
     module.add_function(wrap_pyfunction!(device::opened, module)?)?;
+    module.add_function(wrap_pyfunction!(callbacks::close, module)?)?;
     module.add_function(wrap_pyfunction!(allocator::parse_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(allocator::render, module)?)?;
     module.add_function(wrap_pyfunction!(dlpack::from_dlpack, module)?)

@@ -4,14 +4,17 @@
 //! goes with the last of them, in whatever order they end.
 //!
 //! # Host memory
-//! Host memory is touched by a thread that is attached to the interpreter alone, and by exports.
-//! So it is as Python's own memory: no two threads of Python touch it at once through this package.
+//! Host memory is touched by a thread that is attached to the interpreter, by exports, and by
+//! streams. So it is as Python's own memory: no two threads of Python touch it at once through this
+//! package. With the first use on a stream it gets a record. From then on a thread waits for the
+//! streams' uses before it touches the memory ([`settle`]). A thread that gives a stream work says
+//! so while it is attached ([`Giving`]), so none comes in between.
 //!
 //! # Device memory
-//! Operations run on the device's own stream, and the runtime orders them by the buffer's record. A
-//! consumer of DLPack names its stream. That stream waits for what was submitted before, each later
-//! operation waits for the stream and the stream for it, and the memory is reused only after the
-//! work that the stream had when the consumer let go.
+//! Operations of a buffer run on the device's own stream, those of a `Stream` there. The runtime
+//! orders them by the buffer's record. A consumer of DLPack names its stream. That stream waits for
+//! what was submitted before, each later operation waits for the stream and the stream for it, and
+//! the memory is reused only after the work that the stream had when the consumer let go.
 //!
 //! A handle is a number that nobody can vouch for, and the array API lets a consumer destroy its
 //! stream after the export. So the driver gets the handles of default streams and of this package's
@@ -22,16 +25,24 @@
 //! An import's owner orders its work with the device's own stream, which it was told. So a copy on
 //! another device's stream waits for that one, and that one for the copy. The same holds for the
 //! streams of an import's further consumers.
+//!
+//! # Failures
+//! The device's own stream is given nothing that may still fail elsewhere: an operation there waits
+//! on the host for the uses of other streams. So no failure of a `Stream` reaches it.
 
 use crate::allocator::Pool;
+use crate::callbacks;
 use crate::device::State;
 use leasehold::cuda::ExternalStream;
-use leasehold::{Buffer, Error, Lease, Protection, Result, View};
+use leasehold::{
+    Access, Buffer, BufferView, Error, Lease, Operand, Protection, Result, Stream, View,
+};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::{Arc, Mutex, OnceLock, thread};
 use leasehold_core::{PackedTimepoint, TimelineSource, Timepoint};
 use pyo3::prelude::*;
 use std::any::Any;
+use std::time::Duration;
 
 /// Bytes that are staged at once.
 const PIECE: u64 = 64 << 20;
@@ -45,24 +56,31 @@ struct Consumer {
 }
 
 /// The keeper of memory that is somebody else's.
-type Foreign = Box<dyn Any + Send + Sync>;
+type Foreign = Arc<dyn Any + Send + Sync>;
 
 /// Memory of a device.
 pub(crate) struct Block {
     pub(crate) device: Arc<State>,
     address: u64,
+    bytes: u64,
     pub(crate) read_only: bool,
-    /// The memory as a buffer of the runtime, for its streams. None for host memory and for no
-    /// bytes.
-    buffer: Option<Lease<Buffer>>,
+    /// The memory as a buffer of the runtime, for its streams. Device memory has it from the start,
+    /// host memory and no bytes with the first use on a stream.
+    buffer: OnceLock<Lease<Buffer>>,
     /// The allocator's lease, for memory that is ours.
     own: Option<Lease<Buffer>>,
-    /// The keeper of foreign host memory. The runtime's buffer has that of device memory.
-    _foreign: Option<Foreign>,
+    /// The keeper of foreign memory.
+    foreign: Option<Foreign>,
+    /// The end of what the memory of the host was used for by its former owners.
+    born: Option<Timepoint>,
     /// Requests of the buffer protocol and tensors of DLPack that live.
     exports: AtomicUsize,
     /// The address was given away for as long as the block lives.
     lent: AtomicBool,
+    /// Threads that give a stream work on the memory right now.
+    giving: AtomicUsize,
+    /// Whether there ever was one of the consumers below.
+    shared: AtomicBool,
     consumers: Mutex<Vec<Consumer>>,
     /// The ends of consumers' work: they may have written. The buffer's record has none of them: a
     /// device cannot wait for each.
@@ -80,26 +98,16 @@ impl Block {
         let own = pool.alloc(bytes)?;
         let device = pool.device.clone();
         let address = own.addr();
-        let buffer = if device.host || bytes == 0 {
-            None
-        } else {
-            // SAFETY: the block keeps the allocator's lease as long as this one. When both go, the
-            // allocator is told of all uses, so the memory outlasts them.
-            let imported = unsafe {
-                device.runtime.allocator().import(
-                    address,
-                    bytes,
-                    0,
-                    Protection::ReadWrite,
-                    Box::new(()),
-                )
-            };
-            let imported = imported?;
-            // The stream's earlier work may still use the memory, which others must wait for.
-            imported.used_on(device.runtime.stream().now());
-            Some(imported)
-        };
-        Ok(Arc::new(Self::with(device, address, false, (buffer, Some(own), None))))
+        // The stream's earlier work may still use the memory, which others must wait for.
+        let stream = device.runtime.stream();
+        let idle = stream.raw().timeline().is_idle();
+        let born = Some(stream.now()).filter(|_| !device.host || !idle);
+        let host = device.host;
+        let made = Self::with(device, (address, bytes), false, (Some(own), None, born));
+        if !host && bytes != 0 {
+            made.stream_buffer()?;
+        }
+        Ok(Arc::new(made))
     }
 
     /// Somebody else's memory, which `keeper` keeps.
@@ -116,36 +124,81 @@ impl Block {
         keeper: Foreign,
     ) -> Result<Arc<Self>> {
         device.check_process()?;
-        let (buffer, foreign) = if device.host || bytes == 0 {
-            (None, Some(keeper))
-        } else {
-            let protection = if read_only { Protection::ReadOnly } else { Protection::ReadWrite };
-            // SAFETY: the caller vouches for the range and for the order of uses.
-            let imported =
-                unsafe { device.runtime.allocator().import(address, bytes, 0, protection, keeper) };
-            (Some(imported?), None)
-        };
-        Ok(Arc::new(Self::with(device, address, read_only, (buffer, None, foreign))))
+        let host = device.host;
+        let made = Self::with(device, (address, bytes), read_only, (None, Some(keeper), None));
+        if !host && bytes != 0 {
+            made.stream_buffer()?;
+        }
+        Ok(Arc::new(made))
     }
 
     fn with(
         device: Arc<State>,
-        address: u64,
+        (address, bytes): (u64, u64),
         read_only: bool,
-        (buffer, own, foreign): (Option<Lease<Buffer>>, Option<Lease<Buffer>>, Option<Foreign>),
+        (own, foreign, born): (Option<Lease<Buffer>>, Option<Foreign>, Option<Timepoint>),
     ) -> Self {
         Self {
             device,
             address,
+            bytes,
             read_only,
-            buffer,
+            buffer: OnceLock::new(),
             own,
-            _foreign: foreign,
+            foreign,
+            born,
             exports: AtomicUsize::new(0),
             lent: AtomicBool::new(false),
+            giving: AtomicUsize::new(0),
+            shared: AtomicBool::new(false),
             consumers: Mutex::default(),
             ended: Mutex::default(),
         }
+    }
+
+    /// The memory as a buffer of the runtime, for its streams.
+    pub(crate) fn stream_buffer(&self) -> Result<&Lease<Buffer>> {
+        if let Some(made) = self.buffer.get() {
+            return Ok(made);
+        }
+        let runtime = &self.device.runtime;
+        let made = if self.bytes == 0 {
+            runtime.alloc(0)?
+        } else {
+            let protection =
+                if self.read_only { Protection::ReadOnly } else { Protection::ReadWrite };
+            let keeper = Box::new(self.foreign.clone());
+            let (address, bytes) = (self.address, self.bytes);
+            // SAFETY: the import has the keeper of foreign memory. The block keeps its own memory
+            // as long as this lease. When both go, the allocator is told of all uses, so the
+            // memory outlasts them.
+            unsafe { runtime.allocator().import(address, bytes, 0, protection, keeper) }?
+        };
+        if let Some(born) = self.born {
+            made.used_on(born);
+        }
+        // If another thread was faster, its buffer stays: nobody has used this one.
+        Ok(self.buffer.get_or_init(|| made))
+    }
+
+    /// The buffer of memory that the host does not touch.
+    fn device_buffer(&self) -> Option<&Lease<Buffer>> {
+        if self.device.host { None } else { self.buffer.get() }
+    }
+
+    /// A range as an operand of an operation.
+    pub(crate) fn operand(&self, (at, bytes): (u64, u64), access: Access) -> Result<Operand<'_>> {
+        Ok(self.stream_buffer()?.view().narrowed(at, bytes).with(access))
+    }
+
+    /// Whether a stream may use the memory, so that its end may wait.
+    pub(crate) fn is_on_streams(&self) -> bool {
+        self.buffer.get().is_some()
+    }
+
+    /// The bytes of the memory.
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes
     }
 
     /// The address of a byte of the memory. Null for no memory.
@@ -212,7 +265,7 @@ impl Block {
     /// Counts an export for a stream of another library, which waits for what was submitted so far.
     /// Returns what [`end_consumer`](Self::end_consumer) takes; `None` without memory.
     pub(crate) fn begin_consumer(&self, handle: u64) -> Result<Option<Arc<ExternalStream>>> {
-        let Some(buffer) = &self.buffer else { return Ok(None) };
+        let Some(buffer) = self.device_buffer() else { return Ok(None) };
         self.device.check_process()?;
         let mut before = self.uses(buffer);
         if self.is_imported() {
@@ -220,6 +273,7 @@ impl Block {
             before.push(self.device.told()?.now());
         }
         let stream = self.device.admit(handle, &before)?;
+        self.shared.store(true, Ordering::Release);
         let mut consumers = self.consumers.lock();
         match consumers.iter_mut().find(|consumer| same(&consumer.stream, &stream)) {
             Some(consumer) => consumer.exports += 1,
@@ -256,59 +310,145 @@ impl Block {
 
     /// Whether the memory of a device is somebody else's, who knows the device's own stream.
     fn is_imported(&self) -> bool {
-        self.own.is_none() && self.buffer.is_some()
+        self.own.is_none() && self.device_buffer().is_some()
     }
 
-    /// The streams that use the memory outside of operations of a device: those of consumers, and
-    /// the stream that the owner of an import knows, unless the operations run there.
-    fn outside(&self, device: &State) -> Result<Vec<Arc<ExternalStream>>> {
+    /// The streams that use the memory outside of the operations of a stream: those of consumers,
+    /// and the stream that the owner of an import knows, unless the operations run there.
+    fn outside(&self, device: &State, stream: &Stream) -> Result<Vec<Arc<ExternalStream>>> {
         let streams = self.consumers.lock().iter().map(|c| c.stream.clone()).collect();
-        if !self.is_imported() || std::ptr::eq(&*self.device, device) {
+        let own = std::ptr::eq(&*self.device, device) && device.is_own(stream);
+        if !self.is_imported() || own {
             return Ok(streams);
         }
         let told = self.device.told()?;
         Ok([streams, vec![told]].concat())
     }
 
-    /// Runs operations on the device's stream, after what streams outside have now, and before what
-    /// they get later. Blocks until they are done if one of them cannot be ordered on the device.
-    fn ordered<R>(
-        py: Python<'_>,
-        blocks: &[&Block],
-        device: &State,
-        run: impl FnOnce() -> Result<R>,
-    ) -> Result<R> {
-        for point in blocks.iter().flat_map(|block| block.ended.lock().clone()) {
-            device.order_after(py, point)?;
+    /// Waits for the uses of other streams than the device's own, before an operation there.
+    /// `overwrites`: the operation writes all of the memory in one piece, and reads none.
+    ///
+    /// # Errors
+    /// The failure of the work that was to write the memory, which the operation would inherit.
+    fn await_streams(&self, buffer: &Lease<Buffer>, overwrites: bool) -> Result<()> {
+        let own = self.device.runtime.stream().now().timeline_id();
+        let other = |point: &Timepoint| point.timeline_id() != own && !point.is_settled();
+        for point in record(buffer).into_iter().filter(other) {
+            let over = self.device.runtime.wait_for(point);
+            if !overwrites && buffer.write_timepoint().timepoint() == Some(point) {
+                over?;
+            }
         }
+        Ok(())
+    }
+
+    /// Lets later work of a stream come after what streams outside have now. Returns these: they
+    /// must come after that work ([`end_order`](Self::end_order)). May block.
+    pub(crate) fn begin_order<B: AsRef<Block>>(
+        blocks: &[B],
+        device: &State,
+        stream: &Stream,
+    ) -> Result<Vec<Arc<ExternalStream>>> {
         let mut outside = Vec::new();
         for block in blocks {
-            outside.append(&mut block.outside(device)?);
+            let block = block.as_ref();
+            if block.own.is_some() && !block.shared.load(Ordering::Acquire) {
+                // Nobody outside knows it.
+                continue;
+            }
+            for point in block.ended.lock().clone() {
+                device.order_after(stream, point)?;
+            }
+            outside.append(&mut block.outside(device, stream)?);
         }
         for other in &outside {
-            device.order_after(py, other.now())?;
+            device.order_after(stream, other.now())?;
         }
+        Ok(outside)
+    }
+
+    /// Lets later work of streams outside come after a stream's work so far. May block.
+    pub(crate) fn end_order(
+        outside: &[Arc<ExternalStream>],
+        device: &State,
+        stream: &Stream,
+    ) -> Result<()> {
+        outside.iter().try_for_each(|other| device.order_before(stream, other))
+    }
+
+    /// Runs operations on a stream, after what streams outside have now, and before what they get
+    /// later. Blocks until they are done if one of them cannot be ordered on the device.
+    pub(crate) fn ordered<B: AsRef<Block>, R>(
+        blocks: &[B],
+        device: &State,
+        stream: &Stream,
+        run: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        let outside = Self::begin_order(blocks, device, stream)?;
         let result = run()?;
-        if !outside.is_empty() {
-            py.detach(|| outside.iter().try_for_each(|other| device.order_before(other)))?;
-        }
+        Self::end_order(&outside, device, stream)?;
         Ok(result)
     }
 
     /// The timepoints of all uses: of operations, and of consumers that let go.
     fn uses(&self, buffer: &Lease<Buffer>) -> Vec<Timepoint> {
-        let mut uses = vec![buffer.write_timepoint()];
-        buffer.for_each_read(|point| uses.push(point));
-        let own = uses.into_iter().filter_map(PackedTimepoint::timepoint);
-        own.chain(self.ended.lock().iter().copied()).collect()
+        let mut uses = record(buffer);
+        uses.extend(self.ended.lock().iter().copied());
+        uses
     }
 
     /// Waits until nothing of this package uses the memory.
     pub(crate) fn wait(&self) -> Result<()> {
-        self.buffer.as_ref().map_or(Ok(()), |buffer| {
+        if let Some(buffer) = self.buffer.get() {
             self.device.check_process()?;
-            self.device.runtime.wait_for(self.uses(buffer))
-        })
+            self.device.runtime.wait_for(self.uses(buffer))?;
+        }
+        self.born.map_or(Ok(()), |born| self.device.runtime.wait_for(born))
+    }
+
+    /// The uses of memory of the host by streams: the last write, and all others.
+    fn host_uses(&self) -> (Option<Timepoint>, Vec<Timepoint>) {
+        let mut others = Vec::from_iter(self.born);
+        let Some(buffer) = self.buffer.get().filter(|_| self.device.host) else {
+            return (None, if self.device.host { others } else { Vec::new() });
+        };
+        buffer.for_each_read(|point| others.extend(point.timepoint()));
+        (buffer.write_timepoint().timepoint(), others)
+    }
+
+    /// Whether a stream still uses memory of the host, or has failed to write it.
+    fn is_unsettled(&self) -> bool {
+        if self.giving.load(Ordering::Acquire) != 0 {
+            return true;
+        }
+        if self.buffer.get().is_none() && self.born.is_none() {
+            return false;
+        }
+        let (write, others) = self.host_uses();
+        let check = |point: &Timepoint| point.timeline().check(point.value());
+        write.is_some_and(|point| !matches!(check(&point), Ok(true)))
+            || others.iter().any(|point| matches!(check(point), Ok(false)))
+    }
+
+    /// Waits until no stream uses memory of the host.
+    ///
+    /// # Errors
+    /// The failure of the work that was to write it.
+    fn wait_for_streams(&self) -> Result<()> {
+        self.device.check_process()?;
+        while self.giving.load(Ordering::Acquire) != 0 {
+            thread::sleep(Duration::from_micros(50));
+        }
+        let (write, others) = self.host_uses();
+        for point in others {
+            // What only read the memory has left it as it was, once it is over.
+            if let Err(error) = self.device.runtime.wait_for(point)
+                && matches!(point.timeline().check(point.value()), Ok(false))
+            {
+                return Err(error);
+            }
+        }
+        write.map_or(Ok(()), |point| self.device.runtime.wait_for(point))
     }
 
     // ---- operations; ranges lie in the memory
@@ -327,8 +467,9 @@ impl Block {
         if pattern.is_empty() || !bytes.is_multiple_of(pattern.len() as u64) {
             return Err(Error::invalid("the range is no whole number of patterns"));
         }
-        let Some(buffer) = &self.buffer else {
+        let Some(buffer) = self.device_buffer() else {
             let to = self.host_address(at);
+            settle(py, &[self])?;
             if let [byte] = pattern {
                 // SAFETY: the range lies in the memory, which the block keeps; the thread is
                 // attached.
@@ -345,18 +486,10 @@ impl Block {
         self.device.check_process()?;
         let stream = self.device.runtime.stream();
         let to = buffer.view().narrowed(at, bytes);
-        Self::ordered(py, &[self], &self.device, || match *pattern {
-            [a] => stream.fill_with(to.values::<u8>()?, a),
-            [a, b] => stream.fill_with(to.values::<[u8; 2]>()?, [a, b]),
-            [a, b, c, d] => stream.fill_with(to.values::<[u8; 4]>()?, [a, b, c, d]),
-            _ if pattern.len() == 8 => {
-                let value: [u8; 8] = pattern.try_into().map_err(Error::other)?;
-                stream.fill_with(to.values::<[u8; 8]>()?, value)
-            }
-            _ => {
-                let value: [u8; 16] = pattern.try_into().map_err(Error::other)?;
-                stream.fill_with(to.values::<[u8; 16]>()?, value)
-            }
+        let overwrites = bytes == self.bytes && pattern.len() <= 4;
+        py.detach(|| {
+            self.await_streams(buffer, overwrites)?;
+            Self::ordered(&[self], &self.device, stream, || fill(stream, to, pattern))
         })
     }
 
@@ -375,7 +508,7 @@ impl Block {
         if bytes == 0 {
             return Ok(());
         }
-        let Some(buffer) = &self.buffer else {
+        let Some(buffer) = self.device_buffer() else {
             // SAFETY: the range lies in the memory, and the caller vouches for the source. Both may
             // overlap.
             unsafe { self.host_address(at).copy_from(from, bytes as usize) };
@@ -383,23 +516,32 @@ impl Block {
         };
         self.device.check_process()?;
         let stream = self.device.runtime.stream();
-        Self::ordered(py, &[self], &self.device, || {
-            let mut done = 0;
-            while done < bytes {
-                if done > 0 {
-                    // So that no more than a piece is staged.
-                    py.detach(|| stream.synchronize())?;
-                }
-                let piece = PIECE.min(bytes - done);
-                // SAFETY: the caller vouches for the source, and this thread is attached while the
-                // slice lives.
-                let from =
-                    unsafe { std::slice::from_raw_parts(from.add(done as usize), piece as usize) };
-                stream.upload(buffer.view().narrowed(at + done, piece), from)?;
-                done += piece;
+        let outside = py.detach(|| {
+            self.await_streams(buffer, bytes == self.bytes && bytes <= PIECE)?;
+            Self::begin_order(&[self], &self.device, stream)
+        })?;
+        let mut done = 0;
+        while done < bytes {
+            if done > 0 {
+                // So that no more than a piece is staged.
+                py.detach(|| stream.synchronize())?;
             }
-            Ok(())
-        })
+            let piece = PIECE.min(bytes - done);
+            let to = buffer.view().narrowed(at + done, piece);
+            // SAFETY: the caller vouches for the source, and this thread is attached while the
+            // slice lives.
+            let from =
+                unsafe { std::slice::from_raw_parts(from.add(done as usize), piece as usize) };
+            if callbacks::are_used() {
+                // What the copy waits for may wait for the interpreter.
+                let staged = callbacks::staged(from)?;
+                py.detach(|| stream.upload_owned(to, staged))?;
+            } else {
+                stream.upload(to, from)?;
+            }
+            done += piece;
+        }
+        py.detach(|| Self::end_order(&outside, &self.device, stream))
     }
 
     /// Copies a range to host memory.
@@ -416,30 +558,33 @@ impl Block {
         if bytes == 0 {
             return Ok(());
         }
-        let Some(buffer) = &self.buffer else {
+        let Some(buffer) = self.device_buffer() else {
             // SAFETY: the range lies in the memory, and the caller vouches for the target. Both may
             // overlap.
             unsafe { to.copy_from(self.host_address(at), bytes as usize) };
             return Ok(());
         };
         self.device.check_process()?;
-        let runtime = &self.device.runtime;
-        Self::ordered(py, &[self], &self.device, || {
-            let piece = PIECE.min(bytes);
-            let mut staging = runtime.alloc_pinned_array::<u8>(piece as usize)?;
-            let mut done = 0;
-            while done < bytes {
-                let piece = PIECE.min(bytes - done);
-                let part = staging.view().narrowed(0, piece);
-                runtime.stream().copy(part, buffer.view().narrowed(at + done, piece))?;
-                py.detach(|| runtime.stream().synchronize())?;
-                let values = staging.map()?;
-                // SAFETY: the target has room for all bytes, and this thread is attached.
-                unsafe { to.add(done as usize).copy_from(values.as_ptr(), piece as usize) };
-                done += piece;
-            }
-            Ok(())
-        })
+        let (runtime, stream) = (&self.device.runtime, self.device.runtime.stream());
+        let outside = py.detach(|| {
+            self.await_streams(buffer, false)?;
+            Self::begin_order(&[self], &self.device, stream)
+        })?;
+        let mut staging = runtime.alloc_pinned_array::<u8>(PIECE.min(bytes) as usize)?;
+        let mut done = 0;
+        while done < bytes {
+            let piece = PIECE.min(bytes - done);
+            let from = buffer.view().narrowed(at + done, piece);
+            py.detach(|| {
+                stream.copy(staging.view().narrowed(0, piece), from)?;
+                stream.synchronize()
+            })?;
+            let values = staging.map()?;
+            // SAFETY: the target has room for all bytes, and this thread is attached.
+            unsafe { to.add(done as usize).copy_from(values.as_ptr(), piece as usize) };
+            done += piece;
+        }
+        py.detach(|| Self::end_order(&outside, &self.device, stream))
     }
 
     /// Copies a range of another block here.
@@ -451,7 +596,7 @@ impl Block {
         from_at: u64,
     ) -> Result<()> {
         self.check_writable()?;
-        match (&self.buffer, &from.buffer) {
+        match (self.device_buffer(), from.device_buffer()) {
             _ if bytes == 0 => Ok(()),
             // SAFETY: the ranges lie in their memory, which the blocks keep.
             (_, None) => unsafe { self.write(py, (at, bytes), from.host_address(from_at)) },
@@ -459,13 +604,81 @@ impl Block {
             (None, Some(_)) => unsafe { from.read(py, (from_at, bytes), self.host_address(at)) },
             (Some(to), Some(source)) => {
                 self.device.check_process()?;
-                let (to, source) =
-                    (to.view().narrowed(at, bytes), source.view().narrowed(from_at, bytes));
-                let copy = || self.device.runtime.stream().copy(to, source);
-                Self::ordered(py, &[self, from], &self.device, copy)
+                let stream = self.device.runtime.stream();
+                let copy = || {
+                    let part = source.view().narrowed(from_at, bytes);
+                    stream.copy(to.view().narrowed(at, bytes), part)
+                };
+                py.detach(|| {
+                    self.await_streams(to, bytes == self.bytes)?;
+                    from.await_streams(source, false)?;
+                    Self::ordered(&[self, from], &self.device, stream, copy)
+                })
             }
         }
     }
+}
+
+/// A thread that gives a stream work on blocks. The thread is attached as this begins and ends.
+pub(crate) struct Giving<'a>(&'a [Arc<Block>]);
+
+impl<'a> Giving<'a> {
+    pub(crate) fn begin(_: Python<'_>, blocks: &'a [Arc<Block>]) -> Self {
+        for block in blocks {
+            block.giving.fetch_add(1, Ordering::Relaxed);
+        }
+        Self(blocks)
+    }
+}
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        for block in self.0 {
+            block.giving.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+impl AsRef<Block> for Block {
+    fn as_ref(&self) -> &Block {
+        self
+    }
+}
+
+/// Fills memory with copies of a pattern of 1, 2, 4, 8 or 16 bytes.
+pub(crate) fn fill(stream: &Stream, to: BufferView<'_>, pattern: &[u8]) -> Result<()> {
+    match *pattern {
+        [a] => stream.fill_with(to.values::<u8>()?, a),
+        [a, b] => stream.fill_with(to.values::<[u8; 2]>()?, [a, b]),
+        [a, b, c, d] => stream.fill_with(to.values::<[u8; 4]>()?, [a, b, c, d]),
+        _ if pattern.len() == 8 => {
+            let value: [u8; 8] = pattern.try_into().map_err(Error::other)?;
+            stream.fill_with(to.values::<[u8; 8]>()?, value)
+        }
+        _ => {
+            let value: [u8; 16] = pattern.try_into().map_err(Error::other)?;
+            stream.fill_with(to.values::<[u8; 16]>()?, value)
+        }
+    }
+}
+
+/// The uses that a buffer's record has.
+fn record(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
+    let mut uses = vec![buffer.write_timepoint()];
+    buffer.for_each_read(|point| uses.push(point));
+    uses.into_iter().filter_map(PackedTimepoint::timepoint).collect()
+}
+
+/// Waits until no stream uses any of these blocks of the host, without the interpreter's lock.
+/// When it returns, none does while this thread stays attached.
+pub(crate) fn settle(py: Python<'_>, blocks: &[&Block]) -> Result<()> {
+    // The streams' threads are not in a child, and their locks may be held there.
+    let used = blocks.iter().filter(|block| block.is_on_streams());
+    used.map(|block| block.device.check_process()).collect::<Result<()>>()?;
+    while let Some(block) = blocks.iter().find(|block| block.is_unsettled()) {
+        py.detach(|| block.wait_for_streams())?;
+    }
+    Ok(())
 }
 
 impl Drop for Block {
@@ -473,7 +686,7 @@ impl Drop for Block {
         let Some(buffer) = self.buffer.take() else { return };
         if self.device.is_forked() {
             // The driver's state is the parent's, and so is the memory.
-            std::mem::forget((buffer, self.own.take()));
+            std::mem::forget((buffer, self.own.take(), self.foreign.take()));
             return;
         }
         let mut points = self.uses(&buffer);
@@ -484,20 +697,30 @@ impl Drop for Block {
                 Err(_) if self.device.synchronize_all().is_ok() => {}
                 Err(_) => {
                     // Nobody can say when they are done, so the memory stays.
-                    std::mem::forget((buffer, self.own.take()));
+                    std::mem::forget((buffer, self.own.take(), self.foreign.take()));
                     return;
                 }
             }
         }
-        match &self.own {
-            Some(own) => points.into_iter().for_each(|point| own.used_on(point)),
-            // The owner gets its memory back at once, not with a later call. If that cannot be, the
-            // runtime's allocator keeps the memory until the uses are over.
-            None => points.into_iter().for_each(|point| {
+        if let Some(own) = &self.own {
+            points.into_iter().for_each(|point| own.used_on(point));
+            return;
+        }
+        // The owner gets its memory back at once, not with a later call. If that cannot be, the
+        // runtime's allocator keeps the memory until the uses are over.
+        let wait = || {
+            points.iter().filter(|point| !point.has_passed()).for_each(|&point| {
                 if self.device.runtime.wait_for(point).is_err() {
                     buffer.used_on(point);
                 }
-            }),
+            });
+        };
+        if points.iter().all(|point| point.has_passed()) {
+            return;
+        }
+        // Work that is waited for may need the interpreter.
+        if Python::try_attach(|py| py.detach(wait)).is_none() {
+            points.into_iter().for_each(|point| buffer.used_on(point));
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::imports::Protection;
 use crate::layout::{Layout, UNIT, UNIT_SHIFT};
 use crate::lock::Lock;
 use crate::paths::last;
+use crate::ranges::Ranges;
 use crate::state::{Core, Deferred, Inner, On, Reclaimer, inner_of, kind_bits};
 use crate::store::Store;
 use crate::table::{Table, Vacant};
@@ -181,6 +182,7 @@ impl Allocator {
         };
         let core = Core {
             store,
+            ranges: Ranges::default(),
             vacant: Vacant::new(),
             orphan: false,
             keeps: Vec::new(),
@@ -418,7 +420,9 @@ impl Allocator {
     /// The broken invariant, in words.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), String> {
-        self.inner().core.lock().store.check()
+        let core = self.inner().core.lock();
+        core.store.check()?;
+        core.check_ranges()
     }
 }
 

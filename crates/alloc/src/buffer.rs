@@ -65,8 +65,10 @@ pub(crate) const REGION: u32 = 1 << 8;
 pub(crate) const FOREIGN: u32 = 1 << 9;
 /// Of no slab class, or of an allocator without thread caches.
 pub(crate) const CLASSLESS: u32 = 1 << 10;
-/// Imported memory that must not be written.
+/// Memory that users must not write.
 pub(crate) const READ_ONLY: u32 = 1 << 11;
+/// A growing block: its length changes while it is held.
+pub(crate) const GROWING: u32 = 1 << 12;
 /// The home timeline's number lies above the flags.
 const HOME_SHIFT: u32 = 16;
 
@@ -163,11 +165,19 @@ impl Buffer {
         self.flags.load(Ordering::Relaxed) & IMPORTED != 0
     }
 
-    /// Whether it is imported memory that must not be written:
-    /// [`Protection::ReadOnly`](crate::Protection).
+    /// Whether users must not write it: memory imported as
+    /// [`Protection::ReadOnly`](crate::Protection), or
+    /// [`Allocator::alloc_read_only`](crate::Allocator::alloc_read_only).
     #[inline]
     pub fn is_read_only(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
+    }
+
+    /// Whether it is a growing block ([`Allocator::growing`](crate::Allocator::growing)): its
+    /// length changes while it is held.
+    #[inline]
+    pub fn is_growing(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & GROWING != 0
     }
 
     /// Whether it was allocated while recording and has no memory yet.
@@ -524,6 +534,25 @@ impl Buffer {
     #[inline]
     pub(crate) fn reuse(&self, len: u64) {
         self.len.store(len, Ordering::Relaxed);
+    }
+
+    /// From now on the length changes.
+    pub(crate) fn set_growing(&self) {
+        self.flags.fetch_or(GROWING, Ordering::Relaxed);
+    }
+
+    /// Says whether users must not write it.
+    pub(crate) fn set_read_only(&self, yes: bool) {
+        if yes {
+            self.flags.fetch_or(READ_ONLY, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_and(!READ_ONLY, Ordering::Relaxed);
+        }
+    }
+
+    /// The length of a growing block from now on.
+    pub(crate) fn set_len(&self, len: u64) {
+        self.len.store(len, Ordering::Release);
     }
 
     /// Empties the record. Only the owner, while nobody holds the row.

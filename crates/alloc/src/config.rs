@@ -219,6 +219,9 @@ pub struct AllocStats {
     pub free_in_thread_caches: u64,
     /// Physical memory in hand that is mapped nowhere.
     pub cached_pieces: u64,
+    /// Memory that is mapped in growing blocks beyond their lengths, and in those that nobody
+    /// holds.
+    pub idle_in_growing: u64,
     /// Bytes that the driver would not take back.
     pub quarantined: u64,
     /// Bytes of freed blocks that the debug aids keep from reuse.

@@ -90,7 +90,7 @@ impl Inner {
         self.each_aside(core.retired, |row| {
             over &= row.buffer.used_until() == Some(PackedTimepoint::NEVER);
         });
-        over && core.store.heap.is_over()
+        over && core.ranges.is_over() && core.store.heap.is_over()
     }
 }
 
@@ -103,6 +103,7 @@ impl Drop for Inner {
         if let Some(watch) = &self.watch {
             self.sweep_held(watch, SweepScope::All);
         }
+        self.end_ranges();
         // A trim that fails has given back what it could; the rest is the driver's own fault and
         // leaks. (The thread caches were closed when the keeper went.)
         let _ = self.trim_core(0);

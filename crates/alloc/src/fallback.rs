@@ -3,10 +3,10 @@
 //!
 //! 1 coalesce what is over · 2 memory that this stream is known to run after · 3 (if so
 //! configured) memory that the stream can be made to wait for · 4 [grow](crate::growth), moving
-//! free granules first as the policy says · 5 let the stream wait for other streams' memory · 6
-//! flush all thread caches · 7 move free granules whatever the policy · 8 reclaimers · 9 wait on
-//! the host for the least that suffices · 10 wait for another thread's free · 11 `OutOfMemory`
-//! with the trail.
+//! free granules first as the policy says, then with idle memory of growing blocks · 5 let the
+//! stream wait for other streams' memory · 6 flush all thread caches · 7 move free granules
+//! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait
+//! for another thread's free · 11 `OutOfMemory` with the trail.
 //!
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
 //! are released and it tries again. This one asks for waits before it gives up, and knows what each
@@ -36,6 +36,7 @@ impl Inner {
     /// The slow path of an allocation.
     pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Block> {
         self.sweep_retired();
+        self.trim_idle();
         crate::destroy::sweep();
         let mut trail = Trail::default();
         let found = if let Some(e) = self.lost.get() {
@@ -80,6 +81,11 @@ impl Inner {
         if let Some(block) = self.grow(need, on, false, trail)? {
             return Ok(Some(block));
         }
+        if self.give_back_idle(layout.size) > 0
+            && let Some(block) = self.grow(need, on, false, trail)?
+        {
+            return Ok(Some(block));
+        }
         // 5
         if self.config.cross_stream == CrossStream::IfReady
             && let Some(block) = self.insert_wait(need, on, trail)?
@@ -99,6 +105,8 @@ impl Inner {
         let mut waits = 0;
         while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
             waits += 1;
+            self.sweep_retired();
+            self.give_back_idle(layout.size);
             if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
                 return Ok(Some(block));
             }
@@ -230,6 +238,7 @@ impl Inner {
             // Without host memory for all of them the choice is a worse one.
             self.each_deferred(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
+            core.ranges.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
         let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return Ok(false) };

@@ -6,7 +6,7 @@
 //!
 //! This module must not know where blocks lie.
 
-use crate::buffer::{Buffer, IMPORTED, READ_ONLY, Row};
+use crate::buffer::{Buffer, GROWING, IMPORTED, READ_ONLY, Row};
 use crate::state::{Inner, Keep, kind_bits};
 use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
@@ -72,8 +72,11 @@ impl Inner {
             core.imported -= 1;
             core.imported_bytes -= len;
         }
+        if flags & (GROWING | IMPORTED) == GROWING {
+            self.add_live(-(len as i64));
+        }
         let in_use = match core.keeps.get(index as usize).and_then(Option::as_ref) {
-            Some(Keep::Import(_)) => until != Some(PackedTimepoint::NEVER),
+            Some(Keep::Import(_) | Keep::Growing(_)) => until != Some(PackedTimepoint::NEVER),
             Some(Keep::Member(memory)) => {
                 memory.take_uses(&row.buffer);
                 false
@@ -84,7 +87,7 @@ impl Inner {
             self.put_aside(&mut core, row, |core| &mut core.retired);
             self.retired.fetch_add(1, Ordering::Relaxed);
         } else {
-            dropped = core.keeps.get_mut(index as usize).and_then(Option::take);
+            dropped = core.end_keep(index);
             row.buffer.reset();
             self.table.put(&mut core.vacant, row);
         }
@@ -108,7 +111,7 @@ impl Inner {
                 self.append(&mut core.retired, row);
                 continue;
             }
-            let keep = core.keeps.get_mut(row.header.index() as usize).and_then(Option::take);
+            let keep = core.end_keep(row.header.index());
             row.buffer.reset();
             self.table.restore(&mut core.vacant, row);
             self.retired.fetch_sub(1, Ordering::Relaxed);

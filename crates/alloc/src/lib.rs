@@ -31,6 +31,8 @@
 //!   moving them to where they are needed, the hard budget.
 //! - slow path. Module: `fallback`, `growth`, `trim`, `waits`, `oom`. Purpose: what is tried, in
 //!   order, before `OutOfMemory`; taking memory and giving it back.
+//! - growing blocks. Module: `growing`, `ranges`, `idle`. Purpose: addresses for a maximum, memory
+//!   for what is used.
 //! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
 //! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
 //!   and comes back at the same addresses.
@@ -75,9 +77,11 @@ mod depot;
 mod destroy;
 mod extent;
 mod fallback;
+mod growing;
 mod growth;
 mod heap;
 mod host;
+mod idle;
 mod imports;
 mod index;
 mod layout;
@@ -92,6 +96,7 @@ mod oom;
 mod paths;
 mod plan;
 pub mod planner;
+mod ranges;
 mod residency;
 mod ring;
 mod rows;

@@ -86,6 +86,10 @@ impl Inner {
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;
             place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
+            place(
+                format_args!("mapped in growing blocks beyond their ends"),
+                core.ranges.idle_bytes(),
+            );
             place(format_args!("in hand, mapped nowhere"), core.store.heap.res.cached_bytes());
             place(format_args!("lost to the driver"), core.store.heap.res.quarantined);
             let mut pending: Vec<(u64, TimelineId)> = Vec::new();

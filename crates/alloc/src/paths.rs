@@ -14,7 +14,8 @@
 //!   deferred free ([`deferred`](crate::deferred)).
 
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Row, WATCHED, home_timeline,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, GROWING, IMPORTED, READ_ONLY, Row, WATCHED,
+    home_timeline,
 };
 use crate::destroy::release;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
@@ -28,7 +29,7 @@ use leasehold_core::{Header, Lease, Result};
 use std::ptr::NonNull;
 
 /// Flags of rows that no bin keeps.
-const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS;
+const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | GROWING | READ_ONLY | WATCHED | FOREIGN | CLASSLESS;
 
 /// The drop of the last lease of a row.
 ///
@@ -205,7 +206,10 @@ impl Inner {
     fn free(&self, row: &Row, renewed: Option<bool>) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
-        if flags & (IMPORTED | ARENA | EMPTY | WATCHED) != 0 {
+        if flags & READ_ONLY != 0 {
+            buffer.set_read_only(false);
+        }
+        if flags & (IMPORTED | ARENA | EMPTY | GROWING | WATCHED) != 0 {
             return match &self.watch {
                 Some(watch) if flags & WATCHED != 0 => self.free_watched(watch, row),
                 _ => u64::from(self.free_special(row, flags)),

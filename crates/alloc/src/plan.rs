@@ -204,29 +204,46 @@ impl Heap {
         target: Target,
         lane: u8,
         new_piece: u32,
-        mut reclaimable: Vec<Reclaimable>,
+        reclaimable: Vec<Reclaimable>,
         budget: &Budget,
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
         let Target { extent, start, units, from: a, to: b } = target;
         self.res.reach(((b - 1) >> shift) + 1)?;
         self.reach(b.saturating_add(1))?;
-        let mut gaps = self.gaps_in(a, b)?;
+        let gaps = self.gaps_in(a, b)?;
+        let span = self.spans[usize::from(self.extents[extent].span)];
+        let place = |g: u32| (g, span.addr(g << shift));
+        let Some(mut filled) = self.fill(gaps, place, new_piece, reclaimable, budget)? else {
+            return Ok(None);
+        };
+        let (target, timepoint) = self.isolate(extent, a, b);
+        let timepoint = self.take_sources(&mut filled.steps, timepoint);
+        Ok(Some(Plan { target, start, units, lane, timepoint, ..filled }))
+    }
+
+    /// Fills gaps from below, each with the first piece at hand that fits, and the rest with new
+    /// pieces. `place`: a gap's granule in the heap, or [`NIL`], and its address. The plan has no
+    /// target yet, and holds entries for old mappings. `None`: the budget does not allow it, and
+    /// nothing was taken.
+    fn fill(
+        &mut self,
+        mut gaps: Vec<(u32, u32)>,
+        place: impl Fn(u32) -> (u32, u64),
+        new_piece: u32,
+        mut reclaimable: Vec<Reclaimable>,
+        budget: &Budget,
+    ) -> Result<Option<Plan>> {
+        let shift = self.res.shift;
         let mut steps = Vec::new();
         let most = gaps.iter().map(|g| g.1 as usize).sum::<usize>();
         host::room(&mut steps, most)?;
         self.res.room(most)?;
         self.old_mappings.hold(most)?;
-        let span = self.spans[usize::from(self.extents[extent].span)];
-        let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
-            emptied: NIL,
-            piece,
-            at,
-            addr: span.addr(at << shift),
-            bytes: u64::from(granules) << (shift + UNIT_SHIFT),
-            handle,
-            source,
-            end: End::Untouched,
+        let step = |piece: u32, gap: u32, granules: u32, handle: u64, source: Source| {
+            let (at, addr) = place(gap);
+            let bytes = u64::from(granules) << (shift + UNIT_SHIFT);
+            Step { emptied: NIL, piece, at, addr, bytes, handle, source, end: End::Untouched }
         };
         for gap in &mut gaps {
             while gap.1 > 0 {
@@ -274,8 +291,30 @@ impl Heap {
             }
         }
 
-        let (target, mut timepoint) = self.isolate(extent, a, b);
-        for s in &mut steps {
+        // In the order of their addresses neighbours are made accessible by one call.
+        steps.sort_unstable_by_key(|s| s.addr);
+        Ok(Some(Plan {
+            target: NIL,
+            start: 0,
+            units: 0,
+            lane: READY,
+            timepoint: PackedTimepoint::NEVER,
+            steps,
+            new_bytes,
+            extents_held: 0,
+            mappings_held: most,
+        }))
+    }
+
+    /// Takes the ranges over the pieces that a plan moves out of circulation. Returns the later one
+    /// of `timepoint` and the last use of the plan's aliases.
+    fn take_sources(
+        &mut self,
+        steps: &mut [Step],
+        mut timepoint: PackedTimepoint,
+    ) -> PackedTimepoint {
+        let shift = self.res.shift;
+        for s in steps {
             let from = match s.source {
                 Source::Reclaimed { from, .. } => from,
                 Source::Aliased { from, until, .. } => {
@@ -292,19 +331,49 @@ impl Heap {
             let (at, to) = (from << shift, (from + p.granules) << shift);
             s.emptied = self.isolate(self.covering(s.emptied, at), at, to).0;
         }
-        // In the order of their addresses neighbours are made accessible by one call.
-        steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan {
-            target,
-            start,
-            units,
-            lane,
-            timepoint,
-            steps,
-            new_bytes,
-            extents_held: 0,
-            mappings_held: most,
-        }))
+        timepoint
+    }
+
+    /// Plans `granules` for the end of a growing block, from the address `addr` on, of memory that
+    /// nobody uses any more. `None`: the budget does not allow it.
+    pub(crate) fn plan_pieces(
+        &mut self,
+        addr: u64,
+        granules: u32,
+        (reclaim, new_piece): (bool, u32),
+        budget: &Budget,
+    ) -> Result<Option<Plan>> {
+        self.tick += 1;
+        let cached: u32 =
+            self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
+        let mut reclaimable =
+            if reclaim && granules > cached { self.reclaimable(0, 0)? } else { Vec::new() };
+        reclaimable.retain(|l| l.timepoint.is_never());
+        reclaimable.sort_unstable_by_key(|l| std::cmp::Reverse((l.granules, l.at)));
+        let held = 8 + 4 * granules;
+        self.extents.hold(held)?;
+        let mut gaps = Vec::new();
+        let plan = host::room(&mut gaps, 1).and_then(|()| {
+            gaps.push((0, granules));
+            let bytes = self.res.bytes(1);
+            let place = |g: u32| (NIL, addr + u64::from(g) * bytes);
+            self.fill(gaps, place, new_piece, reclaimable, budget)
+        });
+        let Ok(Some(mut plan)) = plan else {
+            self.extents.unhold(held);
+            return plan;
+        };
+        self.take_sources(&mut plan.steps, PackedTimepoint::NEVER);
+        Ok(Some(Plan { extents_held: held, ..plan }))
+    }
+
+    /// Brings the memory of a plan back, and returns unused bytes to the budget.
+    pub(crate) fn finish_pieces(&mut self, plan: &Plan, budget: &Budget) {
+        self.extents.unhold(plan.extents_held);
+        self.old_mappings.unhold(plan.mappings_held);
+        let unused = self.end_steps(&plan.steps);
+        budget.undo(unused);
+        budget.keep(plan.new_bytes - unused);
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -399,12 +468,8 @@ impl Heap {
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
     /// timepoint. Returns unused bytes to the budget; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
-        self.extents.unhold(plan.extents_held);
-        self.old_mappings.unhold(plan.mappings_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
-        let unused = self.end_steps(&plan.steps);
-        budget.undo(unused);
-        budget.keep(plan.new_bytes - unused);
+        self.finish_pieces(&plan, budget);
         let (lane, timepoint) = if plan.timepoint.is_never() {
             (READY, PackedTimepoint::NEVER)
         } else {
@@ -511,7 +576,7 @@ impl Heap {
     }
 
     /// A piece that is to be unmapped, if it is mapped, and destroyed.
-    fn leaving(&mut self, piece: u32, source: Source) -> Step {
+    pub(crate) fn leaving(&mut self, piece: u32, source: Source) -> Step {
         let p = &mut self.res.pieces[piece as usize];
         p.state = PieceState::Moving;
         let (handle, bytes) = (p.handle, u64::from(p.granules) << (self.res.shift + UNIT_SHIFT));
@@ -564,7 +629,7 @@ impl Heap {
 
     /// Writes down where a step left its piece. Returns the step's bytes if the allocator does not
     /// have them: the piece was never made, or is destroyed.
-    fn end_step(&mut self, s: &Step) -> u64 {
+    pub(crate) fn end_step(&mut self, s: &Step) -> u64 {
         let granules = self.res.pieces[s.piece as usize].granules;
         self.res.pieces[s.piece as usize].handle = s.handle;
         if let (Source::Reclaimed { from, .. } | Source::Aliased { from, .. }, true) =

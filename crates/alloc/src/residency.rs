@@ -81,6 +81,8 @@ pub(crate) enum PieceState {
 /// A piece of physical memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
+    /// The heap's granule that it is mapped at. [`NIL`]: none of the heap's, but perhaps a place in
+    /// a growing block.
     pub(crate) at: u32,
     pub(crate) granules: u32,
     pub(crate) handle: u64,
@@ -193,12 +195,18 @@ impl Residency {
         let p = &mut self.pieces[id as usize];
         p.at = at;
         p.state = state;
+        if at == NIL {
+            return;
+        }
         for g in at..at + p.granules {
             self.granules[g as usize].piece = id;
         }
     }
 
     pub(crate) fn set_unmapped(&mut self, at: u32, granules: u32) {
+        if at == NIL {
+            return;
+        }
         for g in at..at + granules {
             self.granules[g as usize] = Granule::VACANT;
         }
@@ -252,9 +260,17 @@ impl Residency {
         }
     }
 
+    /// A piece of a growing block agrees with that.
+    pub(crate) fn check_elsewhere(&self, id: u32) -> Result<(), String> {
+        let p = &self.pieces[id as usize];
+        let fine = p.at == NIL && matches!(p.state, PieceState::Mapped | PieceState::Lost);
+        if fine { Ok(()) } else { Err(format!("piece {id} of a growing block is {p:?}")) }
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         for (id, p) in self.pieces.iter().enumerate() {
             if matches!(p.state, PieceState::Mapped | PieceState::Lost)
+                && p.at != NIL
                 && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
             {
                 return Err(format!("piece {id} is not where it says: {p:?}"));
@@ -278,7 +294,8 @@ impl Residency {
 pub(crate) enum Source {
     /// The cache of unmapped pieces.
     Cached,
-    /// From under free memory; the granule and the address it is unmapped from.
+    /// From under free memory, or from a growing block's end; the granule, [`NIL`] for a growing
+    /// block, and the address it is unmapped from.
     Reclaimed { from: u32, from_addr: u64 },
     /// From under free memory that the block's own timeline may use until `until`. The old mapping
     /// stays until then.
@@ -312,6 +329,7 @@ pub(crate) struct Step {
     /// The free extent that the piece is taken from under, out of circulation; or `NIL`.
     pub(crate) emptied: u32,
     pub(crate) piece: u32,
+    /// The heap's granule; [`NIL`] for a place in a growing block, and for none.
     pub(crate) at: u32,
     pub(crate) addr: u64,
     pub(crate) bytes: u64,
@@ -327,7 +345,7 @@ impl Step {
     }
 
     /// Gets hold of the piece.
-    fn obtain(&mut self, backing: &dyn Backing) -> Result<()> {
+    pub(crate) fn obtain(&mut self, backing: &dyn Backing) -> Result<()> {
         match self.source {
             Source::Cached => {}
             // The piece is where it was as long as it is not mapped elsewhere.
@@ -355,10 +373,10 @@ impl Step {
     }
 }
 
-/// A change of residency that ends with a used block.
+/// A change of residency that ends with a used block, or with a longer growing block.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The block with the granules that it needs, out of circulation.
+    /// The block with the granules that it needs, out of circulation; [`NIL`] for a growing block.
     pub(crate) target: u32,
     pub(crate) start: u32,
     pub(crate) units: u32,

@@ -264,6 +264,8 @@ impl Inner {
         for span in core.store.heap.spans.iter().filter(|s| s.live) {
             facts.span(span, &mut out);
         }
+        core.ranges
+            .each(|addr, committed, mapped| facts.growing(addr, committed, mapped, &mut out));
         let direct = self.watch.as_ref().map(|w| w.direct_ranges()).unwrap_or_default();
         for (addr, bytes, row) in direct {
             let row = row.and_then(|r| self.table.get(r));
@@ -301,6 +303,16 @@ impl Facts<'_> {
             },
             None if self.held.contains(&held) => BlockInfo { state: BlockState::HeldBack, ..block },
             None => block,
+        }
+    }
+
+    /// A growing block: what is in use, and what is mapped beyond.
+    fn growing(&self, addr: u64, committed: u64, mapped: u64, out: &mut Vec<Segment>) {
+        let tail = BlockInfo { addr: addr + committed, bytes: mapped - committed, ..NOTHING };
+        let used = self.used(addr, committed, (NIL, WHOLE));
+        let blocks: Vec<_> = [used, tail].into_iter().filter(|b| b.bytes > 0).collect();
+        if mapped > 0 {
+            out.push(Segment { addr, bytes: mapped, paged: true, blocks });
         }
     }
 

@@ -13,6 +13,7 @@ use crate::config::AllocatorConfig;
 use crate::counters::Counters;
 use crate::host;
 use crate::lock::Lock;
+use crate::ranges::Ranges;
 use crate::store::Store;
 use crate::table::{Table, Vacant};
 use crate::thread_cache::ThreadCaches;
@@ -29,6 +30,8 @@ pub(crate) enum Keep {
     Import(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
     /// The memory of an arena that a member lies in.
     Member(Box<dyn ArenaMemory>),
+    /// The place of a growing block.
+    Growing(u32),
 }
 
 /// The memory of an arena, for its members.
@@ -62,6 +65,8 @@ pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 /// The state that the lock guards.
 pub(crate) struct Core {
     pub(crate) store: Store,
+    /// The growing blocks.
+    pub(crate) ranges: Ranges,
     pub(crate) vacant: Vacant,
     /// The keeper is gone; what comes back counts down `refs`.
     pub(crate) orphan: bool,
@@ -136,6 +141,16 @@ impl Core {
     /// it.
     pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
         self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
+    }
+
+    /// Nobody holds the row, and its last use is over. Returns what it has kept, to be dropped
+    /// without the lock.
+    pub(crate) fn end_keep(&mut self, row: u32) -> Option<Keep> {
+        let keep = self.keeps.get_mut(row as usize).and_then(Option::take);
+        if let Some(Keep::Growing(at)) = keep {
+            self.ranges.park(at);
+        }
+        keep
     }
 
     /// Makes room for what a row keeps.

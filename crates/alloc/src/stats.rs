@@ -52,6 +52,7 @@ impl Inner {
             free_in_slabs: core.store.slabs.bytes().1,
             free_in_thread_caches: kept,
             cached_pieces: core.store.heap.res.cached_bytes(),
+            idle_in_growing: core.ranges.idle_bytes(),
             quarantined: core.store.heap.res.quarantined,
             held_back: watched.0,
             findings: watched.1,

@@ -14,6 +14,10 @@ impl Inner {
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
     pub(crate) fn trim_core(&self, keep: u64) -> Result<u64> {
         self.unmap_old();
+        let idle = self.core.lock().ranges.idle_bytes();
+        if idle > keep || keep == 0 {
+            self.give_back_idle(if keep == 0 { u64::MAX } else { idle - keep });
+        }
         let (steps, segments) = {
             let mut core = self.core.lock();
             self.settle(&mut core);

@@ -578,6 +578,11 @@ class runtime {
         check(status);
     }
     void synchronize(limit time = {}) const { check(leasehold_runtime_synchronize(handle_, time.nanoseconds())); }
+    /* A trace of all streams, from here to trace_stop, which writes it for ui.perfetto.dev. */
+    void trace_start() const { check(leasehold_trace_start(handle_)); }
+    void trace_stop(const std::string &path, limit time = {}) const {
+        check(leasehold_trace_stop(handle_, path.c_str(), time.nanoseconds()));
+    }
     leasehold_runtime_info describe() const {
         leasehold_runtime_info info{};
         info.size = sizeof info;
@@ -654,6 +659,142 @@ class runtime {
 
   private:
     leasehold_runtime handle_ = 0;
+};
+
+/* ---- ranks ---- */
+
+/* The number of a type of elements; half-precision numbers are LEASEHOLD_F16 and LEASEHOLD_BF16. */
+template <class T> constexpr std::uint32_t element_of() {
+    static_assert(std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && sizeof(T) <= 8, "a number of up to 64 bits");
+    if constexpr (std::is_floating_point_v<T>) {
+        return sizeof(T) == 4 ? LEASEHOLD_F32 : LEASEHOLD_F64;
+    } else {
+        constexpr std::uint32_t row = sizeof(T) == 1 ? LEASEHOLD_I8 : sizeof(T) == 2 ? LEASEHOLD_I16 : sizeof(T) == 4 ? LEASEHOLD_I32 : LEASEHOLD_I64;
+        return row + (std::is_unsigned_v<T> ? 1 : 0);
+    }
+}
+
+/* Calls of all ranks, for comm::call. */
+namespace collective {
+
+inline leasehold_collective make(std::uint32_t call, std::uint32_t element, std::uint32_t reduce, std::uint32_t rank, const operand &to,
+                                 const operand &from) noexcept {
+    return {call, element, reduce, rank, to.part, from.part};
+}
+template <class T> leasehold_collective all_reduce(const buffer &x, std::uint32_t reduce = LEASEHOLD_SUM) noexcept {
+    return make(LEASEHOLD_ALL_REDUCE, element_of<T>(), reduce, 0, x.read_write(), {});
+}
+template <class T> leasehold_collective all_gather(const operand &to, const operand &from) noexcept {
+    return make(LEASEHOLD_ALL_GATHER, element_of<T>(), 0, 0, to, from);
+}
+template <class T> leasehold_collective reduce_scatter(const operand &to, const operand &from, std::uint32_t reduce = LEASEHOLD_SUM) noexcept {
+    return make(LEASEHOLD_REDUCE_SCATTER, element_of<T>(), reduce, 0, to, from);
+}
+template <class T> leasehold_collective all_to_all(const operand &to, const operand &from) noexcept {
+    return make(LEASEHOLD_ALL_TO_ALL, element_of<T>(), 0, 0, to, from);
+}
+template <class T> leasehold_collective broadcast(const buffer &x, std::uint32_t root) noexcept {
+    return make(LEASEHOLD_BROADCAST, element_of<T>(), 0, root, x.read_write(), {});
+}
+template <class T> leasehold_collective reduce(const buffer &x, std::uint32_t root, std::uint32_t how = LEASEHOLD_SUM) noexcept {
+    return make(LEASEHOLD_REDUCE, element_of<T>(), how, root, x.read_write(), {});
+}
+template <class T> leasehold_collective send(const operand &from, std::uint32_t to) noexcept {
+    return make(LEASEHOLD_SEND, element_of<T>(), 0, to, {}, from);
+}
+template <class T> leasehold_collective recv(const operand &to, std::uint32_t from) noexcept {
+    return make(LEASEHOLD_RECV, element_of<T>(), 0, from, to, {});
+}
+inline leasehold_collective barrier() noexcept { return make(LEASEHOLD_BARRIER, 0, 0, 0, {}, {}); }
+
+} // namespace collective
+
+class comm : public detail::handle<leasehold_comm_retain, leasehold_comm_release> {
+  public:
+    using handle::handle;
+
+    leasehold_comm_info describe() const {
+        leasehold_comm_info info{};
+        info.size = sizeof info;
+        check(leasehold_comm_describe(get(), &info));
+        return info;
+    }
+    /* LEASEHOLD_OK, or the status of what ended the communicator. */
+    int failure() const {
+        int status = LEASEHOLD_OK;
+        check(leasehold_comm_failure(get(), &status));
+        return status;
+    }
+    /* A communicator for the ranks of this color; false for LEASEHOLD_NO_COLOR. */
+    comm split(std::uint32_t color, std::int32_t key = 0) const {
+        leasehold_comm part = 0;
+        check(leasehold_comm_split(get(), color, key, &part));
+        return comm(part);
+    }
+    comm shrink(const std::vector<std::uint32_t> &lost) const {
+        leasehold_comm rest = 0;
+        check(leasehold_comm_shrink(get(), lost.data(), lost.size(), &rest));
+        return comm(rest);
+    }
+    void abort(const std::string &why) const { check(leasehold_comm_abort(get(), why.c_str())); }
+    /* Makes calls together with the other ranks: one, or a group. */
+    leasehold::point call(const stream &on, std::initializer_list<leasehold_collective> calls) const {
+        leasehold::point p{};
+        check(leasehold_comm_call(get(), on.get(), calls.begin(), calls.size(), &p));
+        return p;
+    }
+};
+
+class world : public detail::handle<leasehold_world_retain, leasehold_world_release> {
+  public:
+    using handle::handle;
+
+    /* The world of a launcher: torchrun, mpirun, Slurm. */
+    static world open() {
+        leasehold_world opened = 0;
+        check(leasehold_world_open(&opened));
+        return world(opened);
+    }
+    /* A world for each of some ranks that are threads. */
+    static std::vector<world> threads(std::uint32_t count) {
+        std::vector<leasehold_world> opened(count);
+        check(leasehold_world_open_threads(count, opened.data()));
+        return std::vector<world>(opened.begin(), opened.end());
+    }
+    leasehold_world_info describe() const {
+        leasehold_world_info info{};
+        info.size = sizeof info;
+        check(leasehold_world_describe(get(), &info));
+        return info;
+    }
+    /* The work of each rank, for people. */
+    std::string report(limit time) const {
+        char *text = nullptr;
+        check(leasehold_world_report(get(), time.nanoseconds(), &text));
+        std::unique_ptr<char, void (*)(char *)> owned(text, leasehold_text_free);
+        return text;
+    }
+    comm create_comm(const runtime &on, const std::string &name, limit time = std::chrono::minutes(5), std::uint32_t flags = 0) const {
+        leasehold_comm_desc desc{};
+        desc.size = sizeof desc;
+        desc.name = name.c_str();
+        desc.timeout_ns = time.nanoseconds();
+        desc.flags = flags;
+        leasehold_comm made = 0;
+        check(leasehold_comm_create(get(), on.get(), &desc, &made));
+        return comm(made);
+    }
+    /* Ends this rank in order, once all ranks have come to it, and lets go of the world. */
+    void close(limit time) {
+        check(leasehold_world_retain(get()));
+        const int status = leasehold_world_close(get(), time.nanoseconds());
+        if (status == LEASEHOLD_TIMEOUT) {
+            leasehold_world_release(get());
+        } else {
+            *this = world();
+        }
+        check(status);
+    }
 };
 
 inline void kernel::prepare(const runtime &on) const { check(leasehold_kernel_prepare(get(), on.get())); }

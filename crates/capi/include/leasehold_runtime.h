@@ -1,4 +1,4 @@
-/* leasehold_runtime.h: the runtime of a device: buffers, streams, events, kernels, graphs. C11 and C++17.
+/* leasehold_runtime.h: the runtime of a device: buffers, streams, events, kernels, graphs, ranks. C11 and C++17.
  *
  * It comes beside leasehold.h, which has statuses, devices, and memory for frameworks with streams of their own. What that header says of
  * results, structs, threads and fork() holds here.
@@ -466,6 +466,143 @@ int leasehold_host_timeline_next(leasehold_host_timeline timeline, leasehold_poi
 int leasehold_host_timeline_signal(leasehold_host_timeline timeline, uint64_t value);
 /* Fails the host timeline: who waits for a value that was not signalled fails with this text. The first cause stays. */
 int leasehold_host_timeline_fail(leasehold_host_timeline timeline, const char *why);
+
+/* ---- traces ---- */
+
+/* Starts a trace of what the device's streams do: operations with their times on the device, submissions, allocations, waits, and the memory.
+ * A runtime has one trace at a time (LEASEHOLD_INVALID_STATE), and the handle that started it ends it. Work takes longer meanwhile. Blocks for
+ * some tenths of a millisecond. */
+int leasehold_trace_start(leasehold_runtime runtime);
+/* Ends the trace, and writes its events to a file for ui.perfetto.dev; a NULL path drops them. Blocks until the traced work is over; what is not
+ * over in time has no times. After LEASEHOLD_UNAVAILABLE the file could not be written, and another call with another path writes it.
+ * A trace that a closed runtime leaves is dropped. */
+int leasehold_trace_stop(leasehold_runtime runtime, const char *path, uint64_t timeout_ns);
+
+/* ---- ranks ---- */
+
+typedef uint64_t leasehold_world;
+typedef uint64_t leasehold_comm;
+
+/* Ranks are processes with a device each, or threads of one process, that make the same calls in the same order. A call that waits for other
+ * ranks has a limit: LEASEHOLD_TIMEOUT and LEASEHOLD_PEER_LOST have texts that name who has not come. On a GPU the library of collectives is
+ * NCCL, which is loaded when the first communicator is made. */
+
+/* Opens the world that the environment names, as torchrun, mpirun and Slurm set it; the page of reference about the environment has the
+ * variables. Waits for rank 0 for 30 seconds at most. LEASEHOLD_NOT_FOUND without a launcher. */
+int leasehold_world_open(leasehold_world *world);
+
+/* Opens worlds for ranks that are threads of this process: `count` handles, in the order of the ranks. */
+int leasehold_world_open_threads(uint32_t count, leasehold_world *worlds);
+
+typedef struct leasehold_world_info {
+    size_t size;
+    uint32_t rank; /* from 0 on */
+    uint32_t ranks;
+    uint32_t local_rank; /* among those of the host: the number of the device to take */
+    uint32_t reserved;
+} leasehold_world_info;
+
+int leasehold_world_describe(leasehold_world world, leasehold_world_info *info);
+
+/* The work of each rank: its last calls, and what those wait for. For people. A rank that does not answer within the limit is named. Freed by
+ * leasehold_text_free. */
+int leasehold_world_report(leasehold_world world, uint64_t timeout_ns, char **text);
+
+int leasehold_world_retain(leasehold_world world);
+/* Lets go of a world. A rank that ends without leasehold_world_close is lost to the others. */
+int leasehold_world_release(leasehold_world world);
+/* Ends this rank in order, once all ranks have come to this call; then as the release. All communicators are to be released before. After
+ * LEASEHOLD_TIMEOUT the world is still there. */
+int leasehold_world_close(leasehold_world world, uint64_t timeout_ns);
+
+#define LEASEHOLD_COMM_CHECK_EACH 1 /* compares each call before it is submitted, a round trip each: for debugging */
+#define LEASEHOLD_COMM_CONCURRENT 2 /* an order of its own: else the calls of all communicators of a device follow one another */
+#define LEASEHOLD_COMM_NO_SENDS 4   /* no SEND, RECV and ALL_TO_ALL, for which NCCL would make connections */
+
+typedef struct leasehold_comm_desc {
+    size_t size;
+    const char *name;    /* in messages; NULL: "comm" */
+    uint64_t timeout_ns; /* how long a call waits for other ranks, once this one is ready; 0: five minutes */
+    uint32_t flags;      /* LEASEHOLD_COMM_* */
+    uint32_t reserved;
+} leasehold_comm_desc;
+
+/* Makes a communicator of all ranks of a world, over the device of a runtime. All ranks call it with the same description (NULL: all 0), those
+ * of one name in the same order. Blocks until all have. */
+int leasehold_comm_create(leasehold_world world, leasehold_runtime runtime, const leasehold_comm_desc *desc, leasehold_comm *comm);
+
+int leasehold_comm_retain(leasehold_comm comm);
+int leasehold_comm_release(leasehold_comm comm);
+
+typedef struct leasehold_comm_info {
+    size_t size;
+    uint32_t rank;
+    uint32_t ranks;
+    char library[64]; /* with its version */
+} leasehold_comm_info;
+
+int leasehold_comm_describe(leasehold_comm comm, leasehold_comm_info *info);
+
+/* *status: LEASEHOLD_OK for a sound communicator, else the status of what ended it, with its text in leasehold_last_error. */
+int leasehold_comm_failure(leasehold_comm comm, int *status);
+
+#define LEASEHOLD_NO_COLOR UINT32_MAX /* a rank that is in no part */
+
+/* Makes communicators of parts: one for the ranks of each color, in the order of their keys. All ranks call it. Blocks until all have. *part: 0
+ * without a color. */
+int leasehold_comm_split(leasehold_comm comm, uint32_t color, int32_t key, leasehold_comm *part);
+
+/* Makes a communicator without some ranks, which may be lost. The others call it, also after a failure. Blocks until all have. */
+int leasehold_comm_shrink(leasehold_comm comm, const uint32_t *lost, size_t count, leasehold_comm *rest);
+
+/* Ends a communicator on all ranks, where calls fail from then on: LEASEHOLD_FAILED with this text here, LEASEHOLD_PEER_LOST there. Waits for
+ * the library, for five seconds at most. */
+int leasehold_comm_abort(leasehold_comm comm, const char *why);
+
+#define LEASEHOLD_ALL_REDUCE 1     /* to: every rank has the reduction of all; from: the elements, or none: those of to */
+#define LEASEHOLD_ALL_GATHER 2     /* to: all ranks' elements, in their order; from: this rank's, which may be its part of to */
+#define LEASEHOLD_REDUCE_SCATTER 3 /* to: this rank's part of the reduction, which may lie in from; from: as many elements for each rank */
+#define LEASEHOLD_BROADCAST 4      /* to: the root's elements, on all ranks; rank: the root */
+#define LEASEHOLD_REDUCE 5         /* to: the elements, and on the root their reduction; rank: the root */
+#define LEASEHOLD_ALL_TO_ALL 6     /* to: a part from each rank; from: a part for each rank */
+#define LEASEHOLD_SEND 7           /* from: the elements; rank: who receives them */
+#define LEASEHOLD_RECV 8           /* to: the elements; rank: who sends them */
+#define LEASEHOLD_BARRIER 9        /* no memory */
+
+#define LEASEHOLD_I8 1
+#define LEASEHOLD_U8 2
+#define LEASEHOLD_I16 3
+#define LEASEHOLD_U16 4
+#define LEASEHOLD_I32 5
+#define LEASEHOLD_U32 6
+#define LEASEHOLD_I64 7
+#define LEASEHOLD_U64 8
+#define LEASEHOLD_F16 9
+#define LEASEHOLD_BF16 10
+#define LEASEHOLD_F32 11
+#define LEASEHOLD_F64 12
+
+#define LEASEHOLD_SUM 1
+#define LEASEHOLD_PRODUCT 2
+#define LEASEHOLD_LEAST 3
+#define LEASEHOLD_LARGEST 4
+#define LEASEHOLD_AVERAGE 5 /* of floating-point numbers */
+
+/* One call of all ranks. What a call does not have is 0. */
+typedef struct leasehold_collective {
+    uint32_t call;    /* LEASEHOLD_ALL_REDUCE, … */
+    uint32_t element; /* LEASEHOLD_F32, … */
+    uint32_t reduce;  /* LEASEHOLD_SUM, … for ALL_REDUCE, REDUCE_SCATTER and REDUCE */
+    uint32_t rank;    /* BROADCAST, REDUCE, SEND, RECV */
+    leasehold_operand to;
+    leasehold_operand from;
+} leasehold_collective;
+
+/* Makes calls in the order of a stream of the communicator's device. Several calls are one group: none of them waits for another of them, so
+ * two ranks can send to each other. The results are equal to the bit on all ranks, eager and recorded. In a recording leasehold_record_end
+ * compares the ranks' calls: LEASEHOLD_MISMATCH with two of them. Eager calls are compared beside the work, and a difference fails the stream.
+ * Parts whose lengths do not fit each other, or that overlap, are LEASEHOLD_INVALID_ARGUMENT, and the calls do not count. */
+int leasehold_comm_call(leasehold_comm comm, leasehold_stream stream, const leasehold_collective *calls, size_t count, leasehold_point *point);
 
 #ifdef __cplusplus
 }

@@ -5,14 +5,19 @@
 use crate::device::{Device, Opened};
 use crate::objects::{Kind, Objects};
 use leasehold::graph::GraphRecording;
-use leasehold::{Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream};
+use leasehold::{
+    Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream, Trace,
+    TraceEvents,
+};
+use leasehold_collective::{Comm, World};
 use leasehold_core::sync::{Arc, Mutex};
 
 /// A runtime of an open device.
 pub(crate) struct OpenRuntime {
     pub(crate) runtime: Runtime,
-    /// Keeps the device open.
-    _opened: Opened,
+    pub(crate) tracing: Mutex<Tracing>,
+    /// Keeps the device open. `None` for a runtime that Rust lends.
+    _opened: Option<Opened>,
 }
 
 impl OpenRuntime {
@@ -20,8 +25,26 @@ impl OpenRuntime {
     /// `InvalidArgument` for a device that was closed meanwhile.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
         let opened = Device::opened(device)?;
-        Ok(Self { runtime: device.runtime.clone(), _opened: opened })
+        let (runtime, tracing) = (device.runtime.clone(), Mutex::default());
+        Ok(Self { runtime, tracing, _opened: Some(opened) })
     }
+
+    /// A runtime of Rust's, whose device nobody closes by handle.
+    pub(crate) fn lent(runtime: Runtime) -> Self {
+        Self { runtime, tracing: Mutex::default(), _opened: None }
+    }
+}
+
+/// What a runtime's handle has of a trace.
+#[derive(Default)]
+pub(crate) enum Tracing {
+    #[default]
+    Off,
+    On(Trace),
+    /// The events of a trace whose file could not be written.
+    Unwritten(TraceEvents),
+    /// A thread starts or stops a trace.
+    Busy,
 }
 
 /// A buffer that a caller holds.
@@ -75,4 +98,6 @@ kinds! {
     KERNELS: KernelBase = "kernel", 0xa5;
     GRAPHS: Graph = "graph", 0xa6;
     HOST_TIMELINES: HostTimeline = "host timeline", 0xa7;
+    WORLDS: World = "world", 0xa8;
+    COMMS: Comm = "communicator", 0xa9;
 }

@@ -45,6 +45,10 @@ pub const INTERNAL: c_int = 13;
 pub const COMPILE: c_int = 14;
 /// Work of a stream failed: a kernel, a function of the caller's. The stream is poisoned.
 pub const FAILED: c_int = 15;
+/// Another rank is gone, or has ended the communicator.
+pub const PEER_LOST: c_int = 16;
+/// Two ranks make different calls; the text has both.
+pub const MISMATCH: c_int = 17;
 
 /// The status of an error.
 pub(crate) fn code(error: &Error) -> c_int {
@@ -63,8 +67,18 @@ pub(crate) fn code(error: &Error) -> c_int {
         Error::Driver { .. } => DRIVER,
         Error::Compile { .. } => COMPILE,
         Error::Fault(_) | Error::Other(_) => FAILED,
+        Error::PeerLost { .. } => PEER_LOST,
+        Error::Mismatch(_) => MISMATCH,
         _ => INTERNAL,
     }
+}
+
+/// The status of what has failed or not; the text of a failure is kept.
+pub(crate) fn of_failure(failure: Option<Error>) -> c_int {
+    failure.map_or(OK, |cause| {
+        keep(cause.to_string());
+        code(&cause)
+    })
 }
 
 /// That the host has no memory for a table of this library's.

@@ -11,6 +11,9 @@ use leasehold::{Error, Result, ShareablePool};
 use std::fmt;
 use std::sync::mpsc;
 
+/// Begins what a rank says instead of the sizes of its segments.
+const REFUSED: &str = "refused: ";
+
 /// Memory that all ranks of a communicator have registered. A drop gives it back, once the last
 /// graph with calls in it is gone and its work is over. It does not block.
 #[must_use = "a registration that is dropped is given back"]
@@ -51,23 +54,31 @@ impl Comm {
     /// failure; `Timeout` and `PeerLost` for a rank that does not come; the library's own.
     pub fn register(&self, pool: &ShareablePool) -> Result<Registration> {
         let (core, runtime, registered) = self.for_registration()?;
-        if !pool.runtime().same(runtime) {
-            return Err(Error::invalid(format!(
+        let foreign = (!pool.runtime().same(runtime)).then(|| {
+            format!(
                 "pool {} is not memory of {}, the device of {}; make a pool on the communicator's runtime",
                 pool.name(),
                 runtime.device(),
                 self.name()
-            )));
-        }
+            )
+        });
         let segments = pool.segments();
         let number = registered.made.fetch_add(1, Ordering::Relaxed);
         let sizes: Vec<String> = segments.iter().map(|s| s.bytes().to_string()).collect();
         let sizes = sizes.join(" ");
         let (members, subject) = (&core.members, format!("register/{number}"));
-        members.tell(&subject, sizes.as_bytes())?;
+        // A rank that refuses its own pool says so, and the others do not wait for it.
+        let own = foreign.as_ref().map_or_else(|| sizes.clone(), |why| format!("{REFUSED}{why}"));
+        members.tell(&subject, own.as_bytes())?;
+        if let Some(why) = foreign {
+            return Err(Error::invalid(why));
+        }
         let what = format!("it has not registered memory with {}", members.name);
         for rank in members.others() {
             let theirs = members.hear(&subject, rank, &what)?;
+            if let Some(why) = theirs.strip_prefix(REFUSED) {
+                return Err(Error::invalid(format!("{}: rank {rank}: {why}", members.name)));
+            }
             if theirs != sizes {
                 return Err(Error::invalid(format!(
                     "{}: pool {} has segments of [{sizes}] bytes on rank {}, and [{theirs}] on rank {rank}; allocate the same sizes on all ranks",

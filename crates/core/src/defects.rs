@@ -17,6 +17,10 @@ pub enum Defect {
     PassedEarly,
     /// `alloc`: the allocator does not note reads on other streams than the buffer's own.
     ReadUnmarked,
+    /// `alloc`: memory beyond the end of a growing block goes before its last use is over.
+    UnmappedEarly,
+    /// `alloc`: the budget counts memory twice that a growing block takes from the driver.
+    CountedTwice,
     /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
     /// `hal`: a node of a graph may read early what another node of the graph writes.
@@ -43,6 +47,14 @@ pub enum Defect {
     HandoverSkipped,
     /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
+    /// `leasehold`: the limit of a growing buffer says that all of it has memory.
+    LimitMissed,
+    /// `capi`: a retain does not count.
+    RetainLost,
+    /// `capi`: the operands of a call count as only read.
+    OperandAsRead,
+    /// `capi`: a recording that is cancelled stays.
+    RecordingLeaked,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy omits its last row.
@@ -74,8 +86,8 @@ pub enum Defect {
 }
 
 impl Defect {
-    /// The defects that `leasehold stress` looks for.
-    pub const ALL: [Defect; 24] = [
+    /// The defects that `leasehold stress` and `leasehold conformance` look for.
+    pub const ALL: [Defect; 30] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -92,6 +104,9 @@ impl Defect {
         Defect::CompletionLost,
         Defect::HandoverSkipped,
         Defect::OpenedTwice,
+        Defect::RetainLost,
+        Defect::OperandAsRead,
+        Defect::RecordingLeaked,
         Defect::WaitSkipped,
         Defect::RowLeftOut,
         Defect::CallSkipped,
@@ -100,6 +115,9 @@ impl Defect {
         Defect::WrongRoot,
         Defect::LineMissing,
         Defect::LatePoison,
+        Defect::UnmappedEarly,
+        Defect::CountedTwice,
+        Defect::LimitMissed,
     ];
 }
 

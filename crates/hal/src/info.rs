@@ -102,6 +102,9 @@ pub struct Caps {
     pub priorities: bool,
     /// Memory that other processes may map ([`Sharing`](crate::Sharing)).
     pub shareable: bool,
+    /// A growing buffer has memory for its length. Without it, the memory of its maximum is taken
+    /// at once.
+    pub growing: bool,
 }
 
 /// The limits of a device.

@@ -185,6 +185,12 @@ pub struct KernelDesc<'a> {
     /// backends ignore the field.
     /// Default: 0.
     pub early_reads: u32,
+    /// Bindings that may be the whole reservation of a growing buffer, each with the binding that
+    /// has the buffer's limit: 8 bytes, which it only reads. The code touches the bytes of such a
+    /// binding only below both its length and the limit, which is a number of bytes of 64 bits. It
+    /// reads the limit on the device, at each launch.
+    /// Default: empty.
+    pub limits: Cow<'a, [(u32, u32)]>,
 }
 
 impl<'a> KernelDesc<'a> {
@@ -208,6 +214,7 @@ impl<'a> KernelDesc<'a> {
             overlap: Overlap::Refused,
             dependent_launch: false,
             early_reads: 0,
+            limits: Cow::Borrowed(&[]),
         }
     }
 
@@ -256,6 +263,14 @@ impl<'a> KernelDesc<'a> {
         self
     }
 
+    /// Says that the code keeps to the limit in binding `limit` when it touches `binding`, by the
+    /// rule of [`limits`](Self::limits).
+    #[must_use]
+    pub fn limited_by(mut self, binding: u32, limit: u32) -> Self {
+        self.limits.to_mut().push((binding, limit));
+        self
+    }
+
     /// The alignment that binding `i` must have.
     #[must_use]
     pub fn alignment_of(&self, i: usize) -> u32 {
@@ -272,7 +287,8 @@ impl<'a> KernelDesc<'a> {
     /// empty name or entry. The same for alignments that are no powers of two, and for another
     /// number of alignments than none, one, or one for each binding. The same for early reads of
     /// what is no binding or is written, of a kernel that does not wait itself, and of one whose
-    /// parameters do not have a multiple of four bytes.
+    /// parameters do not have a multiple of four bytes. The same for limits of no binding, or by
+    /// one that is not only read.
     pub fn validate(&self) -> Result<()> {
         use crate::info::Limits;
         if self.name.is_empty() {
@@ -315,6 +331,15 @@ impl<'a> KernelDesc<'a> {
         if let Some(i) = (0..32).find(|&i| self.early_reads >> i & 1 != 0 && !read(i)) {
             return Err(Error::invalid(format!(
                 "kernel {}: it cannot read {i} early, which is no binding that it only reads",
+                self.name
+            )));
+        }
+        let outside = |&&(i, limit): &&(u32, u32)| {
+            i == limit || i as usize >= self.bindings.len() || !read(limit as usize)
+        };
+        if let Some((i, limit)) = self.limits.iter().find(outside) {
+            return Err(Error::invalid(format!(
+                "kernel {}: {limit} cannot have the limit of binding {i}; name two bindings, of which the second is only read",
                 self.name
             )));
         }

@@ -8,6 +8,7 @@ pub use crate::runtime::inner::Context;
 
 use crate::runtime::{Runtime, RuntimeInner, Table};
 use crate::stream::Stream;
+use crate::trace;
 use leasehold_alloc::Allocator;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
@@ -159,6 +160,7 @@ impl Context {
             e => e,
         })?;
         let inner = Arc::new(inner);
+        trace::begin_if_asked(&inner)?;
         let mut open = place.open.lock();
         if !planted(Defect::OpenedTwice) || open.ptr_eq(&Weak::new()) {
             *open = Arc::downgrade(&inner);

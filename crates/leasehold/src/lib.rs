@@ -34,7 +34,7 @@
 //! # Features
 //!
 //! - `cpu`. Default: yes. Provides the CPU backend: `cpu:0`.
-//! - `future`. Default: no. Makes events futures: `(&*event).await`.
+//! - `future`. Default: no. Adds futures of streams, timepoints, events and downloads.
 //! - `half`. Default: no. Adds `f16` and `bf16`, numbers of 16 bits that are plain data.
 //! - `cuda`. Default: no. Provides the CUDA backend: `cuda:0` and so on. Needs nothing at build
 //!   time; the driver is looked for at run time.
@@ -60,6 +60,7 @@ pub mod event;
 #[cfg(feature = "future")]
 pub mod future;
 pub mod graph;
+pub mod growing;
 pub mod host_timeline;
 pub mod infini;
 pub mod kernel;
@@ -73,6 +74,7 @@ pub mod runtime;
 pub mod share;
 pub mod stream;
 pub mod suspend;
+pub mod trace;
 pub mod view;
 
 /// Plain data: what may be copied to and from a device byte by byte, and what parameters are made
@@ -90,6 +92,8 @@ pub use context::{BackendReport, Context, ContextGuard, Current};
 pub use event::{Event, EventFlags};
 #[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
+#[doc(inline)]
+pub use growing::Growing;
 #[doc(inline)]
 pub use host_timeline::HostTimeline;
 #[doc(inline)]
@@ -116,5 +120,7 @@ pub use share::ShareablePool;
 pub use stream::Stream;
 #[doc(inline)]
 pub use suspend::SuspendablePool;
+#[doc(inline)]
+pub use trace::{Trace, TraceEvents};
 #[doc(inline)]
 pub use view::{BufferView, Operand, View};

@@ -14,6 +14,7 @@ use crate::array::{Array, ArrayView};
 use crate::event::{Event, EventFlags, EventRequest};
 use crate::host_timeline::HostTimeline;
 use crate::stream::Stream;
+use crate::trace::{self, Trace};
 use crate::view::View;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use leasehold_alloc::{Allocator, Buffer, HostKind, Layout, On};
@@ -203,7 +204,8 @@ impl Runtime {
     #[doc(alias = "syncDevice")]
     pub fn synchronize(&self) -> Result<()> {
         self.stream.live("the device cannot be synchronised while recording; do it on the runtime that the recording was begun on")?;
-        self.inner.device.synchronize(None)
+        let device = &self.inner.device;
+        self.inner.traced_wait("synchronize device", None, || device.synchronize(None))
     }
 
     /// As [`synchronize`](Self::synchronize), for a limited time. Zero polls.
@@ -212,7 +214,8 @@ impl Runtime {
     /// `Timeout` as well.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
         self.stream.live("the device cannot be synchronised while recording; do it on the runtime that the recording was begun on")?;
-        self.inner.device.synchronize(Some(timeout))
+        let (device, timeout) = (&self.inner.device, Some(timeout));
+        self.inner.traced_wait("synchronize device", timeout, || device.synchronize(timeout))
     }
 
     /// Waits until the device is idle, for an orderly end: what is pending when `main` returns is
@@ -220,11 +223,15 @@ impl Runtime {
     /// clone, which does not wait.
     ///
     /// # Errors
-    /// `Timeout`; the first stream's cause; `Recording` for a recording's runtime.
+    /// `Timeout`; the first stream's cause; `Recording` for a recording's runtime. `Unavailable` if
+    /// `LEASEHOLD_TRACE` asks for a trace and its file cannot be written.
     #[doc(alias = "~Runtime")]
     pub fn close(self, timeout: Duration) -> Result<()> {
         self.stream.live("the runtime of a recording cannot be closed; close the one it is of")?;
-        self.inner.device.synchronize(Some(timeout))
+        let ended = self.inner.device.synchronize(Some(timeout));
+        // After a failure too: its cause comes first.
+        let saved = trace::save_if_asked(&self.inner);
+        ended.and(saved)
     }
 
     // ---- memory
@@ -338,8 +345,12 @@ impl Runtime {
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
         let core = self.stream.live("host memory cannot be allocated while recording; allocate it before, on the runtime that the recording was begun on")?;
         let pool = self.inner.pinned()?;
-        let buffer = pool
-            .alloc(Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() })?;
+        let (layout, on) =
+            (Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() });
+        let buffer = match self.inner.recorder() {
+            Some(recorder) => recorder.allocation(pool, layout, || pool.alloc(layout, on))?,
+            None => pool.alloc(layout, on)?,
+        };
         if buffer.host_kind() == HostKind::Pageable
             && !self.inner.warned_pageable.swap(true, Ordering::Relaxed)
         {
@@ -514,6 +525,43 @@ impl Stream {
     #[must_use]
     pub fn is_of(&self, runtime: &Runtime) -> bool {
         Arc::ptr_eq(&self.runtime, &runtime.inner)
+    }
+}
+
+impl Trace {
+    /// Starts a trace of what a runtime and its streams do, for ui.perfetto.dev: kernels, copies
+    /// and graph launches with their times on the device, submissions, allocations, waits, and the
+    /// memory. Streams, buffers and [scopes](leasehold_core::Name::scope) bear their names in it.
+    ///
+    /// A trace puts a timestamp before and after each operation, so work takes longer than without
+    /// it. Launches of graphs are traced as wholes, with the names of their operations. Memory that
+    /// is given back shows at the next sample; samples are taken at allocations, and at
+    /// submissions once a millisecond.
+    ///
+    /// Blocks for some tenths of a millisecond, to compare the device's clock with the host's, and
+    /// while another thread has a session open on one of the streams.
+    ///
+    /// ```
+    /// use leasehold::Trace;
+    /// use leasehold::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
+    /// let trace = Trace::start(&runtime)?;
+    /// let x = runtime.upload(&[1.0f32, 2.0, 3.0])?;
+    /// assert_eq!(runtime.to_vec(&x)?, [1.0, 2.0, 3.0]);
+    /// let file = std::env::temp_dir().join(format!("trace-{}.json", std::process::id()));
+    /// trace.stop().save(&file)?;
+    /// # std::fs::remove_file(file).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidState` while another trace of the runtime is on; `Occupied` when this thread has a
+    /// session open on one of its streams; `Recording` for a recording's runtime; the driver's own.
+    pub fn start(runtime: &Runtime) -> Result<Self> {
+        runtime.stream.live("a trace cannot start while recording; start it on the runtime that the recording was begun on")?;
+        Self::begin(&runtime.inner)
     }
 }
 

@@ -32,14 +32,15 @@ pub(crate) use away::{
     PoolTurn, check as check_present, check_all as check_all_present, is_suspended,
 };
 pub(crate) use inside::{Inside, in_host_call};
-pub(crate) use records::{Locked, Use, add_wait, in_submission, need};
-pub(crate) use submit_lock::{Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
+pub(crate) use records::{Locked, Use, add_wait, check_end, in_submission, need};
+pub(crate) use submit_lock::{Scratch, Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
 
 use crate::graph::Recording;
 use crate::runtime::RuntimeInner;
 use crate::view::Operand;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, Name, Result, StreamHandle, Timepoint};
 use leasehold_hal::Op;
 use std::fmt;
@@ -201,7 +202,8 @@ impl Stream {
         let core = self.live("a stream cannot be synchronised while recording; launch the graph, and synchronise a stream that does not record")?;
         let value = core.timeline.submitted();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let result = core.raw.wait_host(value, timeout);
+        let wait = || core.raw.wait_host(value, timeout);
+        let result = self.runtime.traced_wait("synchronize stream", timeout, wait);
         // A failure is told as soon as it is known, which may be before what failed is over.
         if result.is_err() && core.timeline.failed(value) && !in_host_call() {
             core.timeline.drain(value, deadline, || core.raw.refresh());
@@ -216,7 +218,7 @@ impl Stream {
     #[inline]
     pub(crate) fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let runtime = &*self.runtime;
-        if self.recording.is_some() || layout.size > runtime.total {
+        if self.recording.is_some() || layout.size > runtime.direct.load(Ordering::Relaxed) {
             return self.alloc_otherwise(layout);
         }
         runtime
@@ -224,7 +226,7 @@ impl Stream {
             .alloc(layout, On { timeline: self.live.timeline, source: self.live.raw_source() })
     }
 
-    /// An allocation in a recording, or of more than the device has.
+    /// An allocation in a recording, of more than the device has, or under a trace.
     #[cold]
     fn alloc_otherwise(&self, layout: Layout) -> Result<Lease<Buffer>> {
         if let Some(recording) = &self.recording {
@@ -234,12 +236,14 @@ impl Stream {
                 .too_large(layout.size)
                 .map_or_else(|| recording.alloc(layout), Err);
         }
-        // Some devices give more than they have. Where one refuses, the size is the reason.
+        let memory = &self.runtime.memory;
         let on = On { timeline: self.live.timeline, source: self.live.raw_source() };
-        self.runtime
-            .memory
-            .alloc(layout, on)
-            .map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
+        let result = match self.runtime.recorder() {
+            Some(recorder) => recorder.allocation(memory, layout, || memory.alloc(layout, on)),
+            None => memory.alloc(layout, on),
+        };
+        // Some devices give more than they have. Where one refuses, the size is the reason.
+        result.map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
     }
 
     /// Sets how long a submission waits for room while none of the stream's work completes; 30
@@ -341,7 +345,7 @@ impl Stream {
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
         // SAFETY: by the caller's contract.
-        let point = core.timeline.at(unsafe { core.submit(scratch, op) }?);
+        let point = core.timeline.at(unsafe { core.submit(scratch, op, operands) }?);
         // SAFETY: the submission waited for what was gathered, and the submission lock is still
         // held.
         unsafe { locked.mark(point) };

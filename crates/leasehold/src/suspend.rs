@@ -18,6 +18,8 @@ mod memory;
 
 pub use memory::SuspendableMemory;
 
+use crate::array::Array;
+use crate::growing::{Growing, Source};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{PoolTurn, in_submission, is_suspended};
 use leasehold_alloc::{
@@ -115,6 +117,23 @@ struct Block {
     _turn: Arc<PoolTurn>,
 }
 
+/// A growing block of a pool.
+struct GrowingBlock {
+    pool: Arc<Inner>,
+    block: Lease<Buffer>,
+}
+
+impl Source for GrowingBlock {
+    fn with(&self, f: &mut dyn FnMut(&Allocator, &Lease<Buffer>) -> Result<()>) -> Result<()> {
+        let state = self.pool.state.read();
+        if state.memory.is_suspended() {
+            return Err(is_suspended(&self.pool.name));
+        }
+        let runtime = Runtime::from_inner(self.pool.runtime.clone());
+        with_memory(&runtime, || f(&self.pool.allocator, &self.block))
+    }
+}
+
 impl SuspendablePool {
     /// A pool without memory on the runtime's device. The name is for reports and errors.
     ///
@@ -205,12 +224,38 @@ impl SuspendablePool {
             let keep = Box::new(keep);
             runtime.allocator().import(addr, layout.size, native, Protection::ReadWrite, keep)
         }?;
-        let mut buffers = inner.buffers.lock();
+        self.note(&buffer);
+        Ok(buffer)
+    }
+
+    /// A growing buffer of the pool's memory, of at most `most` values. As [`Growing::new`]; its
+    /// memory goes and comes back with the pool's.
+    ///
+    /// # Errors
+    /// `Suspended` while the pool is suspended; as [`Growing::new`].
+    pub fn growing<T>(&self, most: usize) -> Result<Growing<T>> {
+        let inner = &*self.0;
+        let state = inner.state.read();
+        if state.memory.is_suspended() {
+            return Err(is_suspended(&inner.name));
+        }
+        let (runtime, bytes) = (self.runtime(), Array::<T>::bytes_of(most)?);
+        let block = with_memory(&runtime, || inner.allocator.growing(bytes))?;
+        let keep = Block { _block: block.clone(), _turn: inner.turn.clone() };
+        // SAFETY: the block is this call's, and nobody else's while the import keeps it.
+        let buffer = unsafe { runtime.allocator().import_growing(&block, Box::new(keep)) }?;
+        self.note(&buffer);
+        let source = GrowingBlock { pool: self.0.clone(), block };
+        Growing::over(&runtime, most, buffer, Some(Box::new(source)))
+    }
+
+    /// Notes a buffer that may be held.
+    fn note(&self, buffer: &Lease<Buffer>) {
+        let mut buffers = self.0.buffers.lock();
         if buffers.len() == buffers.capacity() {
             buffers.retain(|b| !matches!(b.try_upgrade(), Err(Error::StaleHandle { .. })));
         }
         buffers.push(buffer.downgrade());
-        Ok(buffer)
     }
 
     /// The most bytes of device memory that the pool may have. At first there is no limit. A limit

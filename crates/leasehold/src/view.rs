@@ -67,7 +67,7 @@ impl<'a> BufferView<'a> {
     #[inline]
     #[must_use]
     pub fn with(self, access: Access) -> Operand<'a> {
-        Operand { view: self, access }
+        Operand { view: self, access, limit: None }
     }
 
     // As the methods of `View`, but bound to the buffer's borrow, not to that of this value.
@@ -112,6 +112,8 @@ impl<'a> BufferView<'a> {
 pub struct Operand<'a> {
     pub(crate) view: BufferView<'a>,
     pub(crate) access: Access,
+    /// The limit of a growing buffer whose whole reservation this is.
+    pub(crate) limit: Option<&'a Lease<Buffer>>,
 }
 
 impl<'a> Operand<'a> {
@@ -130,7 +132,20 @@ impl<'a> Operand<'a> {
     /// Returns whether it leaves something of its buffer out.
     #[inline]
     pub(crate) fn is_part(&self) -> bool {
-        self.view.len < self.view.lease.len()
+        self.view.len < self.view.lease.len() || self.view.lease.is_growing()
+    }
+
+    /// The end of the bytes that must have memory, from the buffer's beginning.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> u64 {
+        self.view.offset + self.view.len
+    }
+
+    /// The operand of a kernel that keeps to the buffer's limit: of a reservation no byte must have
+    /// memory.
+    #[inline]
+    pub(crate) fn limited(self) -> Self {
+        if self.limit.is_none() { self } else { Self { view: self.view.narrowed(0, 0), ..self } }
     }
 
     #[inline]

@@ -8,23 +8,6 @@ use crate::model::Model;
 use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
 use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
 use leasehold_operators::ops;
-use std::ops::Range;
-use std::time::{Duration, Instant};
-
-/// The times of an operator of a [timed step](Decoder::timed_step).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct OperatorTime {
-    /// The kernel's name.
-    pub name: &'static str,
-    /// Its tiles, or blocks.
-    pub tiles: u64,
-    /// When the host submitted it, since the host began with the step.
-    pub submitted: Range<Duration>,
-    /// When the device ran it, since the device began with the first operator. The host's clock is
-    /// another one.
-    pub ran: Range<Duration>,
-}
 
 /// A sequence being decoded. It keeps the model.
 pub struct Decoder {
@@ -165,44 +148,6 @@ impl Decoder {
         let point = stream.now();
         stream.flush()?;
         Ok(point)
-    }
-
-    /// As [`step`](Self::step), with the time of each operator: a timestamp on the stream before it
-    /// and after it. Waits for the step. The timestamps take some time themselves, so a step takes
-    /// longer than without them.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step); `Unsupported` on a device without timestamps.
-    pub fn timed_step(&mut self) -> Result<Vec<OperatorTime>> {
-        // A handle of its own: the claim of the position borrows the decoder.
-        let model = self.network.model.clone();
-        let _present = model.present()?;
-        let runtime = model.runtime();
-        let stream = runtime.stream();
-        let pair = |_| Ok([runtime.create_event()?, runtime.create_event()?]);
-        let events = self.step.iter().map(pair).collect::<Result<Vec<_>>>()?;
-        stream.synchronize()?;
-        self.claim_position()?;
-        let mut submitted = Vec::with_capacity(events.len());
-        let start = Instant::now();
-        for (Task { operation, .. }, [begin, end]) in self.step.iter().zip(&events) {
-            let from = start.elapsed();
-            stream.record(begin)?;
-            operation.encode(stream)?;
-            stream.record(end)?;
-            submitted.push(from..start.elapsed());
-        }
-        stream.synchronize()?;
-        let Some([first, _]) = events.first() else { return Ok(Vec::new()) };
-        let times = self.step.iter().zip(&events).zip(submitted);
-        times
-            .map(|((Task { operation, .. }, [begin, end]), submitted)| {
-                let begun = begin.elapsed_since(first)?;
-                let ran = begun..begun + end.elapsed_since(begin)?;
-                let (name, tiles) = (operation.kernel_name(), operation.tiles());
-                Ok(OperatorTime { name, tiles, submitted, ran })
-            })
-            .collect()
     }
 
     /// Records one step. The graph serves every token of this sequence.

@@ -51,7 +51,7 @@ mod weights;
 pub use batch::{Batch, Drawn, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
 pub use count::OperatorCount;
-pub use decoder::{Decoder, OperatorTime};
+pub use decoder::Decoder;
 pub use generate::{
     Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, traffic,
 };

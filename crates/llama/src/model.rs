@@ -9,7 +9,7 @@
 //! A rank of several reads its part of the weights: rows as above, columns by a copy.
 
 use crate::config::Config;
-use crate::parallel::{Cut, Part};
+use crate::parallel::{Cut, Part, Registered};
 use crate::weights::{self, Weights};
 use leasehold::backend::sync::{RwLock, RwLockReadGuard};
 use leasehold::suspend::{Contents, SuspendablePool, SuspendableStats};
@@ -67,6 +67,8 @@ pub(crate) struct Parts {
     pub(crate) part: Part,
     /// The ranks that have the other parts.
     pub(crate) comm: Option<Comm>,
+    /// Memory for activations that two ranks add up.
+    pub(crate) registered: Option<Registered>,
     pub(crate) embedding: Tensor,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Tensor,
@@ -429,6 +431,10 @@ impl Model {
             (true, Some(rows)) => embedding.slice_rows(rows.start as u32, rows.len() as u32)?,
         };
         runtime.stream().synchronize()?;
+        let registered = match comm {
+            Some(comm) => Registered::new(comm, activations)?,
+            None => None,
+        };
         let parts = Parts {
             runtime: runtime.clone(),
             library,
@@ -436,6 +442,7 @@ impl Model {
             own,
             part,
             comm: comm.cloned(),
+            registered,
             embedding,
             layers,
             norm,

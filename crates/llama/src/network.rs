@@ -58,8 +58,12 @@ impl Scratch {
         let tensor = rows > 1 && has_tensor_products(model);
         let normed = tensor || rows > ops::NORM_ROWS;
         let (query, kv) = (c.query_width(), c.kv_width());
+        let h = match (memory, &model.parts.registered) {
+            (None, Some(registered)) => registered.matrix(rows, c.hidden_size as u32)?,
+            _ => t(|s| Some(&s.h), c.hidden_size)?,
+        };
         Ok(Self {
-            h: t(|s| Some(&s.h), c.hidden_size)?,
+            h,
             q: t(|s| Some(&s.q), query)?,
             k: t(|s| Some(&s.k), kv)?,
             v: t(|s| Some(&s.v), kv)?,

@@ -11,8 +11,8 @@
 use crate::config::Config;
 use crate::weights::{self, Weights};
 use half::bf16;
-use leasehold::{Error, GraphOperator, Name, Result, Stream, View};
-use leasehold_collective::{Comm, Reduce};
+use leasehold::{Buffer, Error, GraphOperator, Lease, Name, Result, ShareablePool, Stream, View};
+use leasehold_collective::{Comm, Reduce, Registration};
 use leasehold_operators::{DType, Operator, Tensor};
 use std::ops::Range;
 
@@ -191,6 +191,48 @@ fn divides(model: &Config, ranks: usize) -> bool {
         && (kv.is_multiple_of(ranks) || ranks.is_multiple_of(kv))
 }
 
+/// The most bytes of activations in registered memory. More are those of a prompt, whose sums are
+/// too large for windows.
+const MOST_REGISTERED: u64 = 64 << 10;
+
+/// Registered memory for the activations that two ranks add up, so that recorded steps of one row
+/// use the library's windows. Sums of two ranks are the same to the bit in windows and elsewhere.
+/// Those of more ranks are not, so they have no such memory.
+pub(crate) struct Registered {
+    pool: ShareablePool,
+    dtype: DType,
+    /// A block that keeps the pool's segment.
+    _keep: Lease<Buffer>,
+    _registration: Registration,
+}
+
+impl Registered {
+    /// `None` for a device or a library that cannot register memory. All ranks call it.
+    pub(crate) fn new(comm: &Comm, dtype: DType) -> Result<Option<Self>> {
+        if comm.size() != 2 {
+            return Ok(None);
+        }
+        let made = ShareablePool::new(comm.runtime(), "activations").and_then(|pool| {
+            let keep = pool.alloc(MOST_REGISTERED)?;
+            let registration = comm.register(&pool)?;
+            Ok(Self { pool, dtype, _keep: keep, _registration: registration })
+        });
+        match made {
+            Err(Error::Unsupported(_)) => Ok(None),
+            made => made.map(Some),
+        }
+    }
+
+    /// A new matrix of activations: in the registered memory, unless it is too large for it.
+    pub(crate) fn matrix(&self, rows: u32, cols: u32) -> Result<Tensor> {
+        let bytes = u64::from(rows) * u64::from(cols) * self.dtype.bytes() as u64;
+        match bytes <= MOST_REGISTERED {
+            true => Tensor::new(self.pool.alloc(bytes)?, self.dtype, rows, cols),
+            false => Tensor::alloc(&self.pool.runtime(), self.dtype, rows, cols),
+        }
+    }
+}
+
 /// A step of a computation.
 pub(crate) enum Operation {
     Kernel(Operator),
@@ -219,14 +261,6 @@ impl Operation {
         match self {
             Self::Kernel(operator) => operator.shape(),
             Self::Exchange(exchange) => exchange.shape(),
-        }
-    }
-
-    /// As [`Operator::tiles`]; 0 if the library of collectives decides.
-    pub(crate) fn tiles(&self) -> u64 {
-        match self {
-            Self::Kernel(operator) => operator.tiles(),
-            Self::Exchange(_) => 0,
         }
     }
 

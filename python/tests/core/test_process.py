@@ -65,6 +65,70 @@ print("ok", flush=True)
 """
 
 
+STREAMS = """
+import threading, time, sys
+import leasehold
+device = leasehold.Device("cpu:0")
+stream = leasehold.Stream(device)
+x = device.zeros(1000, "float32")
+began = threading.Event()
+def slow():
+    began.set()
+    time.sleep(0.1)
+for _ in range(50):
+    stream.host_call(slow)
+    stream.fill(x, 1.0)
+held = [stream.record(), x.download_async(), device.record()]
+with device.record() as recording:
+    recording.host_call(slow)
+recording.graph.launch(stream)
+def go():
+    other = leasehold.Stream(device)
+    while True:
+        other.host_call(lambda: None)
+        other.synchronize()
+threading.Thread(target=go, daemon=True).start()
+began.wait()
+print("ok", flush=True)
+"""
+
+FORK = """
+import os, sys, warnings
+import leasehold
+warnings.simplefilter("ignore")
+device = leasehold.Device("cpu:0")
+stream = leasehold.Stream(device)
+x, y = device.zeros(1000, "float32"), device.zeros(8)
+event = stream.record()
+stream.fill(x, 1.0)
+stream.host_call(lambda: None)
+with device.record() as recording:
+    recording.fill(x, 2.0)
+graph = recording.graph
+download = x.download_async()
+stream.synchronize()
+child = os.fork()
+if child == 0:
+    for call in (
+        lambda: leasehold.Stream(device), lambda: stream.fill(x, 1.0), stream.synchronize, stream.query,
+        lambda: graph.launch(stream), event.synchronize, device.record, download.result, x.tobytes,
+        lambda: device.zeros(4),
+    ):
+        try:
+            call()
+        except leasehold.InvalidStateError as error:
+            assert "fork" in str(error), error
+        else:
+            os.write(2, b"no error")
+            os._exit(1)
+    # Objects end, and so does the interpreter.
+    del stream, x, event, graph, download, recording
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print("ok", flush=True)
+"""
+
+
 class Process(unittest.TestCase):
     def succeed(self, code: str) -> None:
         done = subprocess.run(
@@ -82,6 +146,14 @@ class Process(unittest.TestCase):
         # Several times: the threads are stopped at other places.
         for _ in range(5):
             self.succeed(DAEMONS)
+
+    def test_the_end_finds_work_of_streams(self) -> None:
+        for _ in range(5):
+            self.succeed(STREAMS)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork")
+    def test_a_child_is_told_that_streams_stay_behind(self) -> None:
+        self.succeed(FORK)
 
     @unittest.skipUnless(hasattr(os, "fork"), "no fork")
     def test_a_child_uses_the_cpu(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import leasehold
+from leasehold import ops
 
 
 def main() -> None:
@@ -35,7 +38,49 @@ def main() -> None:
     freed: int = allocator.trim(keep=0)
     assert freed >= 0
     allocator.budget = None
-    assert leasehold.library_path()
+    assert leasehold.library_path() and leasehold.include_path()
+    runtime(device)
+
+
+def texts(model: leasehold.Model) -> None:
+    one: str = leasehold.generate(model, "import", tokens=4, temperature=0.5)
+    several: list[str] = leasehold.generate("directory", ["a", "b"], device="cpu:0")
+    for piece in leasehold.stream_text(model, "import", tokens=4):
+        one += piece
+    for at, piece in leasehold.stream_text(model, ["a", "b"]):
+        several[at] += piece
+
+
+async def awaits(stream: leasehold.Stream, buffer: leasehold.Buffer) -> bytes:
+    await stream
+    await stream.record()
+    return await buffer.download_async(stream)
+
+
+def runtime(device: leasehold.Device) -> None:
+    buffer = device.empty(4, "int32")
+    ran: list[int] = []
+    with leasehold.Stream(device, priority=1, name="mine") as stream:
+        stream.fill(buffer, 7)
+        stream.host_call(ran.append, 1)
+        event: leasehold.Event = stream.record()
+        stream.wait(event)
+    assert ran == [1] and event.query() and stream.query()
+    with device.record() as recording:
+        node: int = recording.next_node
+        recording.copy(buffer.view(shape=2), buffer.view(shape=2, offset=8))
+    assert node == 0
+    graph: leasehold.Graph = recording.graph
+    graph.launch(stream)
+    names: list[str] = [name for name, _ in graph.nodes]
+    assert len(names) == 1
+    assert len(stream.download(buffer).result(timeout=10.0)) == 16
+    assert len(asyncio.run(awaits(stream, buffer))) == 16
+    kernel = leasehold.Kernel("k", ["read", "float32"], ptx="", trusted=True)
+    kinds: tuple[str, ...] = kernel.args
+    total: leasehold.Buffer = ops.add(stream, buffer.view("float32"), buffer.view("float32"))
+    assert total.shape == (4,)
+    assert kinds == ("read", "float32")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@
 //! The libraries have names of their own, `libleasehold_capi_sim`. They have all functions of the
 //! C ABI. In Rust, [`context`] makes the devices known.
 
-use leasehold::{Backend, Context, Error, Result, cuda};
+use leasehold::{Backend, Context, Error, Result, Runtime, cuda};
 use leasehold_capi::extend::{self, ffi_guard};
+use leasehold_collective::driver::CollectiveOps;
+use leasehold_collective_sim::SimCollectives;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_cuda::driver::ops::{
     ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext, NativeFill,
@@ -25,17 +27,20 @@ const MEMORY: u64 = 1 << 30;
 struct Simulation {
     driver: Arc<SimDriver>,
     context: Context,
+    collectives: Arc<SimCollectives>,
 }
 
+static ONE: OnceLock<Result<Simulation>> = OnceLock::new();
+
 fn simulation() -> Result<&'static Simulation> {
-    static ONE: OnceLock<Result<Simulation>> = OnceLock::new();
     let made = ONE.get_or_init(|| {
         let machine = SimDriverConfig::new(MachineConfig::seed(1).devices(2, MEMORY));
         let driver = Arc::new(SimDriver::new(machine)?);
+        let collectives = Arc::new(SimCollectives::of_cuda(&driver));
         let ops: Arc<dyn CudaSlowOps> = driver.clone();
         let backend = CudaBackend::with_ops(ops, CudaConfig::default())?;
         let context = Context::with_backends(vec![Arc::new(backend) as Arc<dyn Backend>]);
-        Ok(Simulation { driver, context })
+        Ok(Simulation { driver, context, collectives })
     });
     made.as_ref().map_err(Clone::clone)
 }
@@ -50,6 +55,7 @@ fn simulation() -> Result<&'static Simulation> {
 static LOADED: extern "C" fn() = {
     extern "C" fn loaded() {
         extend::simulate(context);
+        extend::simulate_collectives(collectives);
     }
     loaded
 };
@@ -60,7 +66,16 @@ static LOADED: extern "C" fn() = {
 /// Those of the driver's start.
 pub fn context() -> Result<&'static Context> {
     extend::simulate(context);
+    extend::simulate_collectives(collectives);
     Ok(&simulation()?.context)
+}
+
+/// The library of collectives of the simulated devices.
+fn collectives(runtime: &Runtime) -> Result<Option<Arc<dyn CollectiveOps>>> {
+    // A runtime of the simulated driver has started it.
+    let Some(Ok(simulation)) = ONE.get() else { return Ok(None) };
+    let ours = runtime.context().same(&simulation.context);
+    Ok(ours.then(|| simulation.collectives.clone() as Arc<dyn CollectiveOps>))
 }
 
 /// The simulated driver, with a device's context current on this thread.

@@ -22,6 +22,10 @@ pub enum TestKernel {
     /// The same as [`Add`](Self::Add), for a kernel that waits itself for the one in front of it,
     /// and can read `a` and `b` early ([`KernelDesc::early_reads`]).
     EarlyAdd,
+    /// `out[i] = a[i]` below the limit, and all ones beyond it. Bindings: a, the limit (a number of
+    /// bytes, of 64 bits), out. It reads `a` only below the limit
+    /// ([`KernelDesc::limits`]).
+    Limited,
     /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
     /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.
     /// Parameters: limit (`u32`). One block. Not for a device that completes one operation before
@@ -36,10 +40,11 @@ pub enum TestKernel {
 
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 6] = [
+    pub const ALL: [TestKernel; 7] = [
         TestKernel::Fill,
         TestKernel::Add,
         TestKernel::EarlyAdd,
+        TestKernel::Limited,
         TestKernel::SpinUntilFlag,
         TestKernel::Trap,
         TestKernel::OutOfBounds,
@@ -55,6 +60,7 @@ impl TestKernel {
             TestKernel::Fill => "conformance_fill",
             TestKernel::Add => "conformance_add",
             TestKernel::EarlyAdd => "conformance_early_add",
+            TestKernel::Limited => "conformance_limited",
             TestKernel::SpinUntilFlag => "conformance_spin",
             TestKernel::Trap => "conformance_trap",
             TestKernel::OutOfBounds => "conformance_out_of_bounds",
@@ -66,7 +72,9 @@ impl TestKernel {
     pub fn bindings(self) -> &'static [Access] {
         match self {
             TestKernel::Fill | TestKernel::OutOfBounds => &[Access::Write],
-            TestKernel::Add | TestKernel::EarlyAdd => &[Access::Read, Access::Read, Access::Write],
+            TestKernel::Add | TestKernel::EarlyAdd | TestKernel::Limited => {
+                &[Access::Read, Access::Read, Access::Write]
+            }
             TestKernel::SpinUntilFlag => &[Access::Read, Access::Write],
             TestKernel::Trap => &[],
         }
@@ -78,14 +86,22 @@ impl TestKernel {
         if self == TestKernel::EarlyAdd { 0b11 } else { 0 }
     }
 
+    /// The bindings that have a limit, each with the binding that has it.
+    #[must_use]
+    pub fn limits(self) -> &'static [(u32, u32)] {
+        if self == TestKernel::Limited { &[(0, 1)] } else { &[] }
+    }
+
     /// Bytes of the parameters.
     #[must_use]
     pub fn params(self) -> u32 {
         match self {
             TestKernel::Fill | TestKernel::SpinUntilFlag => 4,
-            TestKernel::Add | TestKernel::EarlyAdd | TestKernel::Trap | TestKernel::OutOfBounds => {
-                0
-            }
+            TestKernel::Add
+            | TestKernel::EarlyAdd
+            | TestKernel::Limited
+            | TestKernel::Trap
+            | TestKernel::OutOfBounds => 0,
         }
     }
 }

@@ -33,6 +33,19 @@ unsafe fn add(args: &CpuArgs<'_>) {
     }
 }
 
+unsafe fn limited(args: &CpuArgs<'_>) {
+    let (from, count) = part(args, 2);
+    let (a, len) = args.pointer::<u32>(0);
+    // SAFETY: the limit is eight bytes, and nobody writes it during the launch.
+    let limit = unsafe { args.pointer::<u64>(1).0.read_unaligned() } as usize / 4;
+    // SAFETY: each tile has its own elements.
+    let out = unsafe { args.slice_mut::<u32>(2, from, count) };
+    for (i, o) in (from..).zip(out) {
+        // SAFETY: the element lies in the binding and below the limit.
+        *o = if i < limit.min(len) { unsafe { *a.add(i) } } else { u32::MAX };
+    }
+}
+
 unsafe fn spin(args: &CpuArgs<'_>) {
     // SAFETY: the flag is four aligned bytes, which other code writes atomically during the call.
     let flag = unsafe { &*args.pointer::<AtomicU32>(0).0 };
@@ -137,6 +150,7 @@ impl TestKernel {
         match self {
             TestKernel::Fill => fill,
             TestKernel::Add | TestKernel::EarlyAdd => add,
+            TestKernel::Limited => limited,
             TestKernel::SpinUntilFlag => spin,
             TestKernel::Trap => trap,
             TestKernel::OutOfBounds => out_of_bounds,
@@ -150,6 +164,7 @@ impl TestKernel {
             params: self.params(),
             dependent_launch: self.early_reads() != 0,
             early_reads: self.early_reads(),
+            limits: self.limits().into(),
             ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
     }
@@ -167,6 +182,10 @@ impl TestKernel {
                     .try_for_each(|i| {
                         launch.want(i, u64::from(blocks) * u64::from(Self::BLOCK) * 4)
                     }),
+                TestKernel::Limited => {
+                    let bytes = u64::from(blocks) * u64::from(Self::BLOCK) * 4;
+                    launch.want(1, 8).and_then(|()| launch.want(2, bytes))
+                }
                 TestKernel::SpinUntilFlag if blocks != 1 => {
                     Err(Error::invalid("one block looks at the flag"))
                 }

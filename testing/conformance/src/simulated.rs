@@ -37,7 +37,8 @@ pub unsafe fn kernels() -> KernelRegistry {
             other => unsafe { KernelBody::cpu(other.function()) },
         };
         let spec = KernelSpec::new(kernel.bindings(), kernel.params(), body);
-        let spec = if kernel.early_reads() != 0 { spec.reading_early() } else { spec };
+        let mut spec = if kernel.early_reads() != 0 { spec.reading_early() } else { spec };
+        spec.limits = kernel.limits().to_vec();
         registry.register(kernel.name(), spec);
     }
     registry

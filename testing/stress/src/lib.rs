@@ -49,8 +49,13 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
+//! # The C ABI
+//! With [`Border::C`] the same programs are played by calls of the C ABI, where it has the
+//! function. The printed test makes the same steps by the safe API.
+//!
 //! This crate must not use anything of the runtime's but what every user of the crates `leasehold`
-//! and `leasehold-collective` has; the backends under it are made in one module.
+//! and `leasehold-collective` has, and the C ABI in one module; the backends under it are made in
+//! another one.
 
 mod dice;
 mod generate;
@@ -65,9 +70,10 @@ pub mod scenes;
 mod shrink;
 mod step;
 mod target;
+mod through;
 mod work;
 
-pub use options::Options;
+pub use options::{Border, Options};
 pub use play::Finding;
 pub use target::{Bench, Target};
 
@@ -150,7 +156,8 @@ fn played(options: &Options, seed: u64) -> Result<(), Stop> {
         return ranks::played(options, n, seed);
     }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
-    play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
+    let Options { target, faults, patience, border, .. } = options;
+    play::play(target, seed, *faults, Arc::new(plan), *patience, *border)
 }
 
 /// The program of a seed as a Rust test.
@@ -225,7 +232,8 @@ fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> 
     let mut again = |program: &Program| {
         (0..TRIES).any(|_| {
             let plan = Arc::new(program.plan());
-            let played = play::play(&options.target, seed, options.faults, plan, patience);
+            let Options { target, faults, border, .. } = options;
+            let played = play::play(target, seed, *faults, plan, patience, *border);
             matches!(played, Err(Stop::Found(_)))
         })
     };
@@ -234,6 +242,10 @@ fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> 
     } else {
         let small = shrink::shrink(&program, within, &mut again);
         (small.plan(), finding.what.clone())
+    };
+    let what = match options.border {
+        Border::Rust => what,
+        Border::C => format!("{what} (by calls of the C ABI, which this test does not make)"),
     };
     let test = print::print(&options.target, seed, options.faults, &plan, &what);
     Failure {

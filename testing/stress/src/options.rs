@@ -3,6 +3,15 @@
 use crate::target::Target;
 use std::time::Duration;
 
+/// Whose functions the steps of a program call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Border {
+    /// The safe API of Rust.
+    Rust,
+    /// The C ABI, where it has the function.
+    C,
+}
+
 /// The options of a run.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -19,6 +28,8 @@ pub struct Options {
     pub threads: u8,
     /// As many [ranks](crate::ranks), 1 to 64, with a thread each; `None` for a program of threads.
     pub ranks: Option<u8>,
+    /// Whose functions the steps call.
+    pub border: Border,
     /// Says whether calls fail. With ranks, commands come late instead.
     pub faults: bool,
     /// How long nothing may go on before that is a finding.
@@ -38,6 +49,7 @@ impl Options {
             ops: 10_000,
             threads: 8,
             ranks: None,
+            border: Border::Rust,
             faults: false,
             patience: Duration::from_secs(60),
             shrink: Duration::from_secs(60),

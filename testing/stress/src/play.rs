@@ -4,11 +4,13 @@
 //! that a failed call was to write is not *trusted*: what it holds is compared again once it was
 //! overwritten as a whole.
 
+mod border;
 mod steps;
 
 use crate::generate::Plan;
 use crate::kernels::Kernel;
 use crate::model::{Far, Planned};
+use crate::options::Border;
 use crate::prelude::{Completions, Place, open};
 use crate::step::{FAR_STREAM, PINNED, Read, Slot, Step, is_far, is_far_stream};
 use crate::target::{Bench, Target, Weather};
@@ -199,6 +201,7 @@ struct World {
     far_device: Option<DeviceId>,
     far_kernels: [KernelBase; Kernel::ALL.len()],
     strict: bool,
+    border: Border,
     streams: Vec<Place<Stream>>,
     buffers: Vec<Place<Lease<Buffer>>>,
     events: Vec<Place<Lease<Event>>>,
@@ -228,7 +231,7 @@ const EMPTY: Trouble = Trouble::Error(Error::TopologyChanged(leasehold::backend:
 )));
 
 impl World {
-    fn new(bench: &Bench, watch: Arc<Watch>) -> Self {
+    fn new(bench: &Bench, watch: Arc<Watch>, border: Border) -> Self {
         let shape = watch.plan.shape;
         let world = Self {
             streams: places(shape.stream_places().into()),
@@ -240,6 +243,7 @@ impl World {
             calls: Arc::default(),
             completions: Completions::default(),
             strict: bench.weather() != Weather::Foul,
+            border,
             kernels: bench.kernels().clone(),
             far: Place::new(),
             far_device: bench.far_device(),
@@ -463,12 +467,13 @@ pub(crate) fn play(
     faults: bool,
     plan: Arc<Plan>,
     patience: Duration,
+    border: Border,
 ) -> std::result::Result<(), Stop> {
     let bench = target
         .open(seed, faults)
         .map_err(|e| Stop::Unable(format!("the devices cannot be opened: {e}")))?;
     let (watch, waits) = (Watch::new(plan), bench.waits());
-    let world = Arc::new(World::new(&bench, watch.clone()));
+    let world = Arc::new(World::new(&bench, watch.clone(), border));
     let conductor = spawn(move || conduct(world, bench))?;
     let mut last = (0, Instant::now());
     while !conductor.is_finished() {

@@ -162,6 +162,11 @@ struct Heard {
     early: AtomicU64,
 }
 
+/// A function that a completion must not come before.
+pub(crate) type Before = Box<dyn Fn() -> Result<()> + Send + Sync>;
+/// What is called at a completion.
+pub(crate) type After = Box<dyn FnOnce(Result<()>) + Send>;
+
 /// Completions of streams that were asked for, and those that came.
 #[derive(Debug, Default, Clone)]
 pub struct Completions(Arc<Heard>);
@@ -172,20 +177,35 @@ impl Completions {
     /// # Errors
     /// The host call's; the completion is told of it.
     pub fn ask(&self, stream: &Stream) -> Result<()> {
+        self.ask_by(
+            |before| stream.host_call_once("comes before", before),
+            |told| stream.on_complete(told),
+        )
+    }
+
+    /// As [`ask`](Self::ask), by a host call and a completion of one stream.
+    ///
+    /// # Errors
+    /// The host call's; the completion is told of it.
+    pub(crate) fn ask_by(
+        &self,
+        host_call: impl FnOnce(Before) -> Result<()>,
+        on_complete: impl FnOnce(After),
+    ) -> Result<()> {
         let ran = Arc::new(AtomicU32::new(0));
         let (runs, heard) = (ran.clone(), self.0.clone());
-        let called = stream.host_call_once("comes before", move || {
+        let called = host_call(Box::new(move || {
             runs.store(1, Ordering::SeqCst);
             Ok(())
-        });
+        }));
         heard.asked.fetch_add(1, Ordering::SeqCst);
         let submitted = called.is_ok();
-        stream.on_complete(move |result| {
+        on_complete(Box::new(move |result| {
             let early = result.is_ok() && submitted && ran.load(Ordering::SeqCst) == 0;
             heard.early.fetch_add(early.into(), Ordering::SeqCst);
             heard.failed.fetch_add(result.is_err().into(), Ordering::SeqCst);
             heard.told.fetch_add(1, Ordering::SeqCst);
-        });
+        }));
         called
     }
 

@@ -6,7 +6,7 @@ mod common;
 mod printed;
 
 use common::clean;
-use leasehold_stress::{Options, Target, program};
+use leasehold_stress::{Border, Options, Target, program};
 use std::time::Duration;
 
 fn options(device: &str, simulated: bool) -> Options {
@@ -51,6 +51,19 @@ fn what_is_reported_as_complete_is_right_when_calls_fail() {
         let mut options = options(device, true);
         (options.ops, options.faults) = (400, true);
         clean(&options, 0..8);
+    }
+}
+
+#[test]
+fn programs_by_c_calls_do_what_the_model_says() {
+    for device in ["cpu:0", "sim:0", "cuda:0", "mps:0"] {
+        let mut options = options(device, device != "cpu:0");
+        (options.ops, options.threads, options.border) = (800, 4, Border::C);
+        clean(&options, 0..3);
+        if device != "cpu:0" {
+            (options.ops, options.faults) = (300, true);
+            clean(&options, 0..4);
+        }
     }
 }
 

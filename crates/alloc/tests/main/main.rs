@@ -6,6 +6,7 @@ mod debug;
 mod depot;
 mod external;
 mod faults;
+mod growing;
 mod host_memory;
 mod model;
 mod observe;

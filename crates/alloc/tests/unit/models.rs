@@ -14,6 +14,8 @@
 //!   the last one did is seen.
 //! - j. Actors: two streams' submitters that use one buffer. Invariant: the second sees the first
 //!   one's mark, and its work waits.
+//! - k. Actors: the growth of a block, the last drop of another one. Invariant: memory is in one
+//!   place, and is counted once.
 //!
 //! Each counts in how many executions the interesting thing happened and fails if there was none,
 //! and each is run once more with a deliberate defect ([`Defect`]) that it must find.
@@ -356,6 +358,31 @@ fn g_everything_goes_back_once() {
         seen.note(if memory.outstanding().0 == alive { "allocator first" } else { "lease first" });
         other.join().unwrap();
         assert_eq!((memory.outstanding(), memory.violations()), ((0, 0, 0, 0), Vec::new()));
+    });
+}
+
+#[test]
+fn k_a_growth_beside_a_free_takes_memory_once() {
+    explore('k', Defect::CountedTwice, &["the freed memory", "none"], |seen| {
+        const GRANULE: u64 = 2 << 20;
+        // Two granules are for the growth and for the other block, but not for both.
+        let fake = FakeBacking::new(2 * GRANULE);
+        let config = AllocatorConfig { thread_caches: false, ..AllocatorConfig::default() };
+        let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator");
+        let stream = Idle::new();
+        let growing = allocator.growing(2 * GRANULE).expect("addresses");
+        allocator.grow(&growing, GRANULE).expect("the first granule");
+        let other = allocator.alloc(Layout::new(GRANULE), On::new(&stream)).expect("the second");
+        let free = thread::spawn(move || drop(other));
+        let grown = allocator.grow(&growing, 2 * GRANULE).is_ok();
+        seen.note(if grown { "the freed memory" } else { "none" });
+        free.join().unwrap();
+        assert_eq!(growing.len(), if grown { 2 * GRANULE } else { GRANULE });
+        assert!(fake.is_backed(growing.addr(), growing.len()), "not backed");
+        allocator.check().expect("the invariants");
+        assert_eq!(allocator.stats().reserved, fake.used(), "counted otherwise than taken");
+        drop((growing, allocator));
+        assert_eq!((fake.outstanding(), fake.violations()), ((0, 0, 0, 0), Vec::new()));
     });
 }
 

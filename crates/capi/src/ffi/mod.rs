@@ -13,6 +13,7 @@
 mod block;
 mod buffer;
 mod call;
+mod comm;
 pub(crate) mod convert;
 mod device;
 mod error;
@@ -27,12 +28,15 @@ mod runtime;
 mod share;
 mod stream;
 mod timeline;
+mod trace;
 mod transfer;
+mod world;
 
 pub use crate::callback::LeaseholdRelease;
 pub use block::*;
 pub use buffer::*;
 pub use call::*;
+pub use comm::*;
 pub use device::*;
 pub use error::*;
 pub use event::*;
@@ -46,6 +50,8 @@ pub use runtime::*;
 pub use share::*;
 pub use stream::*;
 pub use timeline::*;
+pub use trace::*;
 pub use transfer::*;
+pub use world::*;
 
 pub(crate) use device::{DEVICE_DEFAULTS, close, open, policy};

@@ -63,11 +63,15 @@ pub unsafe extern "C" fn leasehold_runtime_open(device: u64, runtime: *mut u64) 
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_runtime_close(runtime: u64, timeout_ns: u64) -> c_int {
     ffi_guard_release(|| {
-        let over = wait_for_device(&*RUNTIMES.get(runtime)?, timeout_ns);
+        let open = RUNTIMES.get(runtime)?;
+        let over = wait_for_device(&open, timeout_ns);
         if let Err(Error::Timeout(_)) = over {
             return over;
         }
-        RUNTIMES.release(runtime).and(over)
+        // The device is idle. This writes a trace that the environment asked for.
+        let closed = open.runtime.clone().close(Duration::ZERO);
+        drop(open);
+        RUNTIMES.release(runtime).and(over).and(closed)
     })
 }
 

@@ -4,7 +4,7 @@ use super::convert::{check_out, give, limit, text};
 use super::point::LeaseholdPoint;
 use crate::callback::Callback;
 use crate::kinds::{EVENTS, HeldStream, RUNTIMES, STREAMS};
-use crate::status::{OK, code, ffi_guard, ffi_guard_release, keep};
+use crate::status::{OK, code, ffi_guard, ffi_guard_release, keep, of_failure};
 use leasehold::{Error, Name, Result, StreamDesc, cuda};
 use leasehold_core::TimelineSource;
 use leasehold_core::sync::Arc;
@@ -221,13 +221,7 @@ pub extern "C" fn leasehold_stream_flush(stream: u64) -> c_int {
 pub unsafe extern "C" fn leasehold_stream_failure(stream: u64, status: *mut c_int) -> c_int {
     ffi_guard(|| {
         check_out(status, "the place of the answer")?;
-        let found = match STREAMS.get(stream)?.stream().failure() {
-            None => OK,
-            Some(cause) => {
-                keep(cause.to_string());
-                code(&cause)
-            }
-        };
+        let found = of_failure(STREAMS.get(stream)?.stream().failure());
         // SAFETY: the caller says that it can be written.
         unsafe { give(status, found, "the place of the answer") }
     })

@@ -19,10 +19,10 @@
 #include "races.h"
 #endif
 
-enum { STREAM, BUFFER, EVENT, KERNEL, GRAPH, TIMELINE, RECORDED, RUNTIME, KINDS };
-enum { SLOTS = 24, MOST_THREADS = 64, BYTES = 4096 };
+enum { STREAM, BUFFER, EVENT, KERNEL, GRAPH, TIMELINE, RECORDED, WORLD, COMM, RUNTIME, KINDS };
+enum { SLOTS = 24, MOST_THREADS = 64, BYTES = 4096, STATUSES = LEASEHOLD_MISMATCH + 1 };
 
-static atomic_ullong slots[KINDS][SLOTS], calls, statuses[16], contexts, wrong;
+static atomic_ullong slots[KINDS][SLOTS], calls, statuses[STATUSES], contexts, wrong;
 static uint64_t budget_of_calls;
 static leasehold_device device;
 static leasehold_runtime first;
@@ -37,8 +37,10 @@ static uint64_t next(uint64_t *state) {
 
 static int note(int status, const char *what) {
     atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&statuses[status & 15], 1, memory_order_relaxed);
-    if (status == LEASEHOLD_INTERNAL || status < 0 || status > 15) {
+    if (status >= 0 && status < STATUSES) {
+        atomic_fetch_add_explicit(&statuses[status], 1, memory_order_relaxed);
+    }
+    if (status == LEASEHOLD_INTERNAL || status < 0 || status >= STATUSES) {
         char text[600];
         leasehold_error_text(text, sizeof text);
         fprintf(stderr, "%s: %d: %s\n", what, status, text);
@@ -61,6 +63,10 @@ static int drop(int kind, uint64_t handle) {
         return CALL(graph_release, handle);
     case TIMELINE:
         return CALL(host_timeline_release, handle);
+    case WORLD:
+        return CALL(world_release, handle);
+    case COMM:
+        return CALL(comm_release, handle);
     case RUNTIME:
         return CALL(runtime_close, handle, 1000000000);
     default:
@@ -80,6 +86,10 @@ static int keep(int kind, uint64_t handle) {
         return CALL(graph_retain, handle);
     case TIMELINE:
         return CALL(host_timeline_retain, handle);
+    case WORLD:
+        return CALL(world_retain, handle);
+    case COMM:
+        return CALL(comm_retain, handle);
     case RUNTIME:
         return LEASEHOLD_INVALID_ARGUMENT;
     default:
@@ -204,6 +214,26 @@ static void launch_some(leasehold_stream on, uint64_t *state) {
     CALL(stream_launch_many, on, launches, next(state) % 3, &point);
 }
 
+/* Calls of a rank that is alone: of any kind, with memory that fits or not. */
+static void call_ranks(leasehold_stream on, uint64_t *state) {
+    leasehold_collective all[2];
+    int i;
+    memset(all, 0, sizeof all);
+    for (i = 0; i < 2; i++) {
+        all[i].call = (uint32_t)(next(state) % 10 + (next(state) % 32 == 0));
+        all[i].element = (uint32_t)(next(state) % 13 + (next(state) % 32 == 0));
+        all[i].reduce = all[i].call % 2 == 1 && all[i].call < 6 ? (uint32_t)(next(state) % 6) : 0;
+        all[i].rank = next(state) % 16 == 0;
+        if (next(state) % 8 != 0) {
+            all[i].to = part(state);
+        }
+        if (next(state) % 2 == 0) {
+            all[i].from = part(state);
+        }
+    }
+    CALL(comm_call, pick(COMM, state), on, all, next(state) % 3, NULL);
+}
+
 /* One operation of a stream, live or recorded. */
 static void operate(leasehold_stream on, uint64_t *state) {
     static const leasehold_rows rows = {16, 8, 32, 64};
@@ -211,7 +241,7 @@ static void operate(leasehold_stream on, uint64_t *state) {
     leasehold_operand operand = part(state);
     leasehold_point point;
     memset(bytes, 1, sizeof bytes);
-    switch (next(state) % 12) {
+    switch (next(state) % 13) {
     case 0:
         CALL(stream_copy, on, operand, part(state), &point);
         break;
@@ -243,6 +273,9 @@ static void operate(leasehold_stream on, uint64_t *state) {
         if (CALL(stream_foreign_call, on, &operand, 1, foreign, release, NULL, &point) != LEASEHOLD_OK) {
             atomic_fetch_sub(&contexts, 1);
         }
+        break;
+    case 9:
+        call_ranks(on, state);
         break;
     default:
         launch_some(on, state);
@@ -314,6 +347,14 @@ static void make(int kind, uint64_t *state) {
     case RECORDED:
         status = CALL(record_begin, runtime, &made);
         break;
+    case WORLD:
+        status = next(state) % 8 == 0 ? CALL(world_open, &made) : CALL(world_open_threads, 1, &made);
+        break;
+    case COMM: {
+        leasehold_comm_desc desc = {sizeof desc, next(state) % 16 == 0 ? "a/b" : NULL, 1000000000, (uint32_t)(next(state) % 9), 0};
+        status = CALL(comm_create, pick(WORLD, state), runtime, &desc, &made);
+        break;
+    }
     default:
         status = CALL(runtime_open, device, &made);
         break;
@@ -345,6 +386,8 @@ static void ask(uint64_t *state) {
     leasehold_runtime_info runtime_info = {.size = sizeof runtime_info};
     leasehold_buffer_info buffer_info = {.size = sizeof buffer_info};
     leasehold_graph_info graph_info = {.size = 8 + next(state) % sizeof graph_info};
+    leasehold_world_info world_info = {.size = sizeof world_info};
+    leasehold_comm_info comm_info = {.size = sizeof comm_info};
     leasehold_point points[3] = {{0, 0}, {0, 0}, {0, 0}};
     char bytes[1024], *text;
     uint64_t number;
@@ -353,7 +396,7 @@ static void ask(uint64_t *state) {
     size_t which;
     int answer;
     leasehold_stream stream = pick(next(state) % 8 == 0 ? RECORDED : STREAM, state);
-    switch (next(state) % 14) {
+    switch (next(state) % 17) {
     case 0:
         CALL(runtime_describe, pick(RUNTIME, state), &runtime_info);
         break;
@@ -410,8 +453,38 @@ static void ask(uint64_t *state) {
         CALL(stream_upload_blocking, stream, part(state), memset(bytes, 2, sizeof bytes), sizeof bytes);
         break;
     case 12:
+        CALL(world_describe, pick(WORLD, state), &world_info);
+        if (CALL(world_report, pick(WORLD, state), next(state) % 1000000, &text) == LEASEHOLD_OK) {
+            leasehold_text_free(text);
+        }
+        if (next(state) % 8 == 0) {
+            CALL(world_close, pick(WORLD, state), next(state) % 1000000);
+        }
+        break;
+    case 13:
+        CALL(comm_describe, pick(COMM, state), &comm_info);
+        CALL(comm_failure, pick(COMM, state), &answer);
+        if (next(state) % 4 == 0 && CALL(comm_split, pick(COMM, state), next(state) % 4 == 0 ? LEASEHOLD_NO_COLOR : 1, 0, &number) == LEASEHOLD_OK) {
+            put(COMM, number, state);
+        }
+        if (next(state) % 8 == 0) {
+            node = (uint32_t)(next(state) % 2);
+            if (CALL(comm_shrink, pick(COMM, state), &node, 1, &number) == LEASEHOLD_OK) {
+                put(COMM, number, state);
+            }
+            CALL(comm_abort, pick(COMM, state), "of a test");
+        }
+        break;
+    case 14:
         CALL(kernel_prepare, pick(KERNEL, state), pick(RUNTIME, state));
         CALL(stream_on_complete, stream, complete, NULL);
+        break;
+    case 15:
+        if (next(state) % 4 == 0) {
+            CALL(trace_start, pick(RUNTIME, state));
+        } else {
+            CALL(trace_stop, pick(RUNTIME, state), next(state) % 2 ? NULL : "/nowhere/trace.json", next(state) % 1000000);
+        }
         break;
     default:
         CALL(runtime_synchronize, pick(RUNTIME, state), next(state) % 1000000);
@@ -528,7 +601,7 @@ int main(int argc, char **argv) {
     }
 #endif
     printf("%s: %llu calls; statuses", wrong == 0 ? "ok" : "wrong", (unsigned long long)calls);
-    for (i = 0; i < 16; i++) {
+    for (i = 0; i < STATUSES; i++) {
         if (statuses[i] != 0) {
             printf(" %d:%llu", i, (unsigned long long)statuses[i]);
         }

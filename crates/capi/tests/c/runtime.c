@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define COUNT 1000
 #define TILE 100
@@ -562,6 +563,42 @@ static void host_timelines(void) {
     OK(leasehold_buffer_release(a));
 }
 
+/* Returns whether a file has a text, and removes the file. */
+static int file_has(const char *path, const char *text) {
+    static char bytes[1 << 20];
+    FILE *file = fopen(path, "rb");
+    size_t read;
+    THAT(file != NULL);
+    read = fread(bytes, 1, sizeof bytes - 1, file);
+    fclose(file);
+    remove(path);
+    bytes[read] = 0;
+    return strstr(bytes, text) != NULL;
+}
+
+static void traces(void) {
+    char path[4096];
+    const char *folder = getenv("TMPDIR");
+    leasehold_buffer a;
+    snprintf(path, sizeof path, "%s/leasehold-trace-%ld.json", folder == NULL ? "." : folder, (long)getpid());
+    OK(leasehold_trace_start(runtime));
+    a = alloc(stream, BYTES);
+    OK(leasehold_buffer_set_name(a, "weights"));
+    OK(leasehold_stream_fill(stream, whole(a, 0), 0, 4, NULL));
+    OK(leasehold_trace_stop(runtime, path, 10 * SECONDS));
+    THAT(file_has(path, "writes weights"));
+    /* A file that cannot be written loses nothing. */
+    OK(leasehold_trace_start(runtime));
+    OK(leasehold_stream_fill(stream, whole(a, 0), 1, 4, NULL));
+    THAT(leasehold_trace_stop(runtime, "/nowhere/trace.json", 10 * SECONDS) == LEASEHOLD_UNAVAILABLE);
+    THAT(strstr(leasehold_last_error(), "/nowhere/trace.json") != NULL);
+    OK(leasehold_trace_stop(runtime, path, 0));
+    THAT(file_has(path, "\"fill\""));
+    OK(leasehold_trace_start(runtime));
+    OK(leasehold_trace_stop(runtime, NULL, 0));
+    OK(leasehold_buffer_release(a));
+}
+
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "cpu:0";
     leasehold_runtime_info info;
@@ -579,6 +616,7 @@ int main(int argc, char **argv) {
     calls();
     graphs();
     host_timelines();
+    traces();
     info.size = sizeof info;
     OK(leasehold_runtime_describe(runtime, &info));
     THAT(info.allocated_bytes == 0);

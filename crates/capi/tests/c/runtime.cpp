@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <unistd.h>
 
 #define THAT(condition)                                                                                                                          \
     do {                                                                                                                                         \
@@ -75,7 +77,12 @@ static void work(const leasehold::runtime &runtime, bool cpu) {
     kernel.prepare(runtime);
     leasehold::buffer x = stream.upload(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8});
     x.set_name("x");
+    runtime.trace_start();
     stream.launch(kernel, 2, {x.read_write()}, 2.0f);
+    const char *folder = std::getenv("TMPDIR");
+    const std::string file = std::string(folder == nullptr ? "." : folder) + "/leasehold-trace-" + std::to_string(getpid()) + ".json";
+    runtime.trace_stop(file, std::chrono::seconds(10));
+    THAT(std::remove(file.c_str()) == 0);
     THAT((stream.download<float>(x) == std::vector<float>{2, 4, 6, 8, 10, 12, 14, 16}));
     THAT((stream.download<float>(x.read(4, 8)) == std::vector<float>{4, 6}));
     THAT(thrown([&] { stream.launch(kernel, 3, {x.read_write()}, 2.0f); }) == LEASEHOLD_INVALID_ARGUMENT);
@@ -193,6 +200,32 @@ static void work(const leasehold::runtime &runtime, bool cpu) {
     THAT(thrown([&] { leasehold::check(leasehold_stream_wait_point(third.get(), timeline.next())); third.synchronize(); }) != LEASEHOLD_OK);
 }
 
+/* A rank that is alone: sums are its own numbers. */
+static void ranks(const leasehold::runtime &runtime) {
+    using namespace leasehold::collective;
+    std::vector<leasehold::world> worlds = leasehold::world::threads(1);
+    leasehold::world world = worlds.at(0);
+    THAT(world.describe().ranks == 1 && !world.report(std::chrono::seconds(1)).empty());
+    const leasehold::comm comm = world.create_comm(runtime, "alone", std::chrono::seconds(30)), rest = comm.shrink({7});
+    THAT(comm.describe().rank == 0 && rest.describe().ranks == 1 && !comm.split(LEASEHOLD_NO_COLOR));
+    const leasehold::stream stream = runtime.create_stream();
+    const leasehold::buffer x = stream.upload(std::vector<std::int16_t>{1, -2, 3}), y = stream.alloc(6);
+    comm.call(stream, {all_reduce<std::int16_t>(x), all_gather<std::int16_t>(y.write(), y.read())});
+    comm.call(stream, {all_gather<std::int16_t>(y.write(), x.read())});
+    comm.call(stream, {reduce_scatter<std::int16_t>(y.write(), x.read(), LEASEHOLD_LARGEST)});
+    comm.call(stream, {all_to_all<std::int16_t>(y.write(), x.read()), barrier()});
+    comm.call(stream, {broadcast<std::int16_t>(y, 0)});
+    comm.call(stream, {reduce<std::int16_t>(y, 0)});
+    THAT((stream.download<std::int16_t>(y) == std::vector<std::int16_t>{1, -2, 3}));
+    THAT(thrown([&] { comm.call(stream, {send<float>(x.read(0, 4), 0)}); }) == LEASEHOLD_INVALID_ARGUMENT);
+    THAT(thrown([&] { comm.call(stream, {recv<double>(x.write(), 1)}); }) == LEASEHOLD_INVALID_ARGUMENT);
+    static_assert(leasehold::element_of<unsigned char>() == LEASEHOLD_U8 && leasehold::element_of<double>() == LEASEHOLD_F64, "the types' numbers");
+    rest.abort("of a test");
+    THAT(rest.failure() == LEASEHOLD_FAILED && comm.failure() == LEASEHOLD_OK);
+    world.close(std::chrono::seconds(30));
+    THAT(!world && thrown([] { leasehold::world::threads(0); }) == LEASEHOLD_INVALID_ARGUMENT);
+}
+
 int main(int argc, char **argv) {
     const std::string name = argc > 1 ? argv[1] : "cpu:0";
     THAT(thrown([] { leasehold::device("nothing:0"); }) != LEASEHOLD_OK);
@@ -200,6 +233,7 @@ int main(int argc, char **argv) {
         const leasehold::device device(name);
         leasehold::runtime runtime(device);
         work(runtime, name == "cpu:0");
+        ranks(runtime);
         runtime.synchronize();
         while (counted::alive != 0) {
             runtime.synchronize();

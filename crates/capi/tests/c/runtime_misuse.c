@@ -147,6 +147,8 @@ static void wrong_handles(uint64_t handle) {
         INVALID(leasehold_runtime_synchronize(handle, 0));
         INVALID(leasehold_runtime_describe(handle, &runtime_info));
         INVALID(leasehold_runtime_stream(handle, &made));
+        INVALID(leasehold_trace_start(handle));
+        INVALID(leasehold_trace_stop(handle, NULL, 0));
         INVALID(leasehold_wait_all(handle, NULL, 0, 0));
         INVALID(leasehold_wait_any(handle, &point, 1, 0, &which));
         INVALID(leasehold_stream_create(handle, NULL, &made));
@@ -294,6 +296,11 @@ static void null_pointers(void) {
     INVALID(leasehold_stream_foreign_call(stream, NULL, 0, NULL, release, NULL, NULL));
     INVALID(leasehold_record_begin(runtime, NULL));
     INVALID(leasehold_record_end(stream, NULL));
+    STATE(leasehold_trace_stop(runtime, NULL, 0));
+    OK(leasehold_trace_start(runtime));
+    STATE(leasehold_trace_start(runtime));
+    INVALID(leasehold_trace_stop(runtime, "\xff\xfe", 0));
+    OK(leasehold_trace_stop(runtime, NULL, 0));
     STATE(leasehold_record_end(stream, &graph));
     STATE(leasehold_record_cancel(stream));
     STATE(leasehold_record_next(stream, &(uint32_t){0}));

@@ -28,7 +28,8 @@ fn have(tool: &str) -> bool {
 }
 
 fn succeed(command: &mut Command) -> Output {
-    let output = command.output().expect("the tool starts");
+    // Cargo names another folder first, in which an older build's library may lie.
+    let output = command.env_remove("LD_LIBRARY_PATH").output().expect("the tool starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
@@ -143,6 +144,7 @@ fn c_type(source: &str, rust: &str) -> String {
         "()" | "c_void" => "void",
         "c_char" => "char",
         "c_int" => "int",
+        "i32" => "int32_t",
         "u8" => "uint8_t",
         "u32" => "uint32_t",
         "u64" => "uint64_t",
@@ -262,7 +264,7 @@ fn functions_structs_and_numbers_are_those_of_the_header() {
     for line in source.lines().filter_map(|line| line.strip_prefix("pub const ")) {
         let (name, number) = line.split_once(": ").unwrap();
         let number = number.split_once("= ").unwrap().1.trim_end_matches(';');
-        let number = number.replace("u64::MAX", "UINT64_MAX");
+        let number = number.replace("u64::MAX", "UINT64_MAX").replace("u32::MAX", "UINT32_MAX");
         let prefix = if name.starts_with("LEASEHOLD_") { "" } else { "LEASEHOLD_" };
         text += &format!("_Static_assert({prefix}{name} == {number}, \"{name}\");\n");
         numbers += 1;
@@ -270,7 +272,7 @@ fn functions_structs_and_numbers_are_those_of_the_header() {
     let defined = headers();
     let defined = defined.lines().filter(|l| l.starts_with("#define LEASEHOLD_")).count();
     // The include guards are names too.
-    assert_eq!((structs, numbers), (21, defined - HEADERS.len()));
+    assert_eq!((structs, numbers), (25, defined - HEADERS.len()));
     let file = scratch("header").with_extension("c");
     std::fs::write(&file, text).unwrap();
     let flags = ["-std=c11", "-Wall", "-Werror", "-fsyntax-only"];
@@ -334,16 +336,22 @@ fn programs_of_the_runtime_run() {
     let (c, cpp) = ("-std=c11", "-std=c++17");
     let compilers = [("gcc", c), ("clang", c), ("g++", cpp), ("clang++", cpp)];
     for (compiler, standard) in compilers.into_iter().filter(|(compiler, _)| have(compiler)) {
-        let (tests, example) = match standard == c {
-            true => (&["runtime.c", "runtime_misuse.c"][..], "runtime.c"),
-            false => (&["runtime.cpp"][..], "mlp.cpp"),
+        let (tests, examples) = match standard == c {
+            true => (
+                &["runtime.c", "runtime_misuse.c", "ranks.c", "ranks_misuse.c"][..],
+                &["runtime.c", "ranks.c"][..],
+            ),
+            false => (&["runtime.cpp"][..], &["mlp.cpp"][..]),
         };
         let tests = tests.iter().map(|name| root().join("tests/c").join(name));
-        let example = root().join("../../examples/c").join(example);
-        for source in tests.chain([example]) {
+        let examples = examples.iter().map(|name| root().join("../../examples/c").join(name));
+        for source in tests.chain(examples) {
             let name = format!("{compiler}-{}", source.file_name().unwrap().to_string_lossy());
             let program = build(compiler, &[standard, "-pthread"], &source, &name);
-            for device in ["cpu:0", "sim-cuda:0"] {
+            // Each rank of the example takes the device of its own number.
+            let simulated =
+                if source.ends_with("examples/c/ranks.c") { "sim-cuda" } else { "sim-cuda:0" };
+            for device in ["cpu:0", simulated] {
                 let output = succeed(Command::new(&program).arg(device));
                 let text = String::from_utf8(output.stdout).unwrap();
                 assert!(text.trim_end().ends_with("ok"), "{name}: {text}");
@@ -361,11 +369,12 @@ fn each_function_of_the_runtime_is_used_rightly_and_wrongly() {
     let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
     let functions = declared(&read("include/leasehold_runtime.h"));
     assert!(functions.len() > 60, "{functions:?}");
-    for program in ["tests/c/runtime.c", "tests/c/runtime_misuse.c"] {
-        let text = read(program);
+    for kind in ["", "_misuse"] {
+        let text =
+            ["runtime", "ranks"].map(|name| read(&format!("tests/c/{name}{kind}.c"))).concat();
         let unused: Vec<_> =
             functions.iter().filter(|name| !text.contains(&format!("{name}("))).collect();
-        assert!(unused.is_empty(), "{program}: {unused:?}");
+        assert!(unused.is_empty(), "programs{kind}: {unused:?}");
     }
     let (random, wrapper) = (read("tests/c/fuzz_runtime.c"), read("include/leasehold.hpp"));
     let called = |name: &&String| {

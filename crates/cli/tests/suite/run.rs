@@ -312,21 +312,23 @@ fn a_timeline_has_every_kernel_of_a_token_in_order() {
         };
         let (kernels, submissions) = (of("kernel"), of("submission"));
         let other = &trace["otherData"];
-        assert_eq!(kernels.len(), submissions.len());
-        assert_eq!(other["launches"].as_u64(), Some(kernels.len() as u64));
-        assert!(events.iter().all(|e| e["ph"] == "M" || e["ph"] == "X" && e["dur"].is_f64()));
+        // A launch is one submission; the host's others give the device an order or are waits.
+        let launches = submissions.iter().filter(|e| e["name"] != "order").count();
+        assert_eq!(kernels.len(), launches);
+        let stream = &other["streams"][0];
+        assert_eq!(stream["operations"].as_u64(), Some(kernels.len() as u64), "{other}");
+        assert_eq!(other["streams"].as_array().unwrap().len(), 1);
         // One after the other, with the gaps that are told, and sums that fit.
         let number = |e: &serde_json::Value, key: &str| e[key].as_f64().unwrap();
-        let (mut end, mut busy, mut gaps) = (0.0, 0.0, 0.0);
+        let (mut end, mut busy, mut gaps) = (number(kernels[0], "ts"), 0.0, 0.0);
         for kernel in &kernels {
-            let gap = number(&kernel["args"], "gap_before_us");
+            let gap = kernel["args"]["gap_before_us"].as_f64().unwrap_or(0.0);
             assert!((number(kernel, "ts") - end - gap).abs() < 0.01, "{kernel}: {end}");
             end = number(kernel, "ts") + number(kernel, "dur");
             (busy, gaps) = (busy + number(kernel, "dur"), gaps + gap);
         }
-        assert!(busy > 0.0 && (busy - number(other, "busy_us")).abs() < 0.01, "{other}");
-        assert!((end - number(other, "token_us")).abs() < 0.01, "{other}");
-        assert!((gaps - number(other, "gaps_us")).abs() < 0.01, "{other}");
+        assert!(busy > 0.0 && (busy - number(stream, "busy_us")).abs() < 0.01, "{other}");
+        assert!((gaps - number(stream, "gaps_us")).abs() < 0.01, "{other}");
         names.push(kernels.iter().map(|k| k["name"].as_str().unwrap().to_owned()).collect());
     }
     assert!(names.iter().all(|n| n.len() > 10 && *n == names[0]), "{names:?}");

@@ -76,6 +76,7 @@ impl DeviceState {
         caps.foreign_calls = true;
         caps.waits_for_any_timeline = true;
         caps.shareable = SharedFile::SUPPORTED;
+        caps.growing = true;
         let limits = &mut description.limits;
         limits.shared = SHARED_MAX;
         limits.streams = config.streams;

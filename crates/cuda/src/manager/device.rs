@@ -7,7 +7,7 @@
 
 use super::context::{ContextManager, ContextState, RETIRING};
 use crate::allocator::Memory;
-use crate::config::CudaConfig;
+use crate::config::{CudaConfig, MemorySource};
 use crate::driver::ops::{CudaSlowOps, DeviceProperties};
 use crate::driver::real::RealDriver;
 use crate::engine::driver_context::DriverContext;
@@ -67,6 +67,8 @@ impl DeviceState {
         caps.vendor_libraries = properties.vendor;
         caps.waits_for_any_timeline = true;
         caps.shareable = properties.vmm && properties.fd_handles;
+        let source = shared.config.memory;
+        caps.growing = properties.vmm && matches!(source, MemorySource::Auto | MemorySource::Vmm);
         caps.priorities = primary.streams.has_priorities();
         let limits = &mut description.limits;
         limits.grid = properties.grid;

@@ -20,6 +20,7 @@ use crate::graph::stop::LaunchCheck;
 use crate::kernel::rules::Rules;
 use crate::runtime::{RuntimeInner, check_writable};
 use crate::stream::{Locked, Stream, StreamCore, check_all_present, need};
+use crate::trace::track::Track;
 use crate::view::View;
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
@@ -66,7 +67,7 @@ impl Held {
 
     /// The buffer, if somebody still holds it.
     fn alive(&self) -> Option<Outside> {
-        Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes })
+        Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes, end: 0 })
     }
 }
 
@@ -107,6 +108,8 @@ struct ExecState {
     redundant: Vec<bool>,
     /// The rest, as it was instantiated.
     plan: Plan,
+    /// The names of its operations, once a trace has asked for them.
+    names: Option<Arc<[String]>>,
     outside: Vec<Outside>,
     last: PackedTimepoint,
     launches: u64,
@@ -154,6 +157,14 @@ fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
     Plan::new(ops)
 }
 
+/// Tells a trace the names of a graph's operations before a launch.
+#[cold]
+#[inline(never)]
+fn tell_names(track: &Track, plan: &Plan, names: &mut Option<Arc<[String]>>) {
+    let names = names.get_or_insert_with(|| plan.ops.iter().map(|op| op.name()).collect());
+    track.launches(names.clone());
+}
+
 impl Graph {
     pub(crate) fn build(
         runtime: Arc<RuntimeInner>,
@@ -179,6 +190,7 @@ impl Graph {
             recorded,
             redundant,
             plan,
+            names: None,
             outside,
             last: PackedTimepoint::NEVER,
             launches: 0,
@@ -254,7 +266,7 @@ impl Graph {
         let mut submit_guard = core.submit_guard_now()?;
         let scratch = submit_guard.scratch();
         let mut state = inner.state.lock();
-        let ExecState { instances, outside, last, launches, .. } = &mut *state;
+        let ExecState { instances, outside, last, launches, plan, names, .. } = &mut *state;
         let outside = WithHeld::add(outside, &inner.held);
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
@@ -278,10 +290,13 @@ impl Graph {
         // From the submission on, the timestamps are this launch's.
         let number = *launches + 1;
         inner.begun.store(number, Ordering::Release);
+        if let Some(track) = &scratch.trace {
+            tell_names(track, plan, names);
+        }
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their
         // owners until their timepoints have passed: outside buffers and the arena are marked
         // below, the backend holds the exec while it runs.
-        let value = unsafe { core.submit(scratch, &Op::Graph(instances.current())) }
+        let value = unsafe { core.submit(scratch, &Op::Graph(instances.current()), outside.uses) }
             .inspect_err(|_| inner.begun.store(*launches, Ordering::Release))?;
         let point = timeline.at(value);
         // SAFETY: the launch at this timepoint waited for what was gathered, and the submission
@@ -367,9 +382,10 @@ impl Graph {
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
     /// the device's limits, a buffer that the graph does not use, or one that is too small or
-    /// another device's; what a kernel's check says of a launch as it is with the changes, and
-    /// bindings that overlap then; `Suspended` for a buffer of a suspended pool; `InvalidState` in
-    /// a host call of the graph itself while all of its instances are busy.
+    /// another device's; `Unsupported` for a growing buffer; what a kernel's check says of a launch
+    /// as it is with the changes, and bindings that overlap then; `Suspended` for a buffer of a
+    /// suspended pool; `InvalidState` in a host call of the graph itself while all of its instances
+    /// are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
         let mut state = self.changeable_state()?;
@@ -386,6 +402,13 @@ impl Graph {
                 ));
             };
             inner.runtime.check_stand_in(old, new)?;
+            // (What users only read may be a growing buffer's limit.)
+            let limit = old.is_read_only() && !old.is_imported();
+            if old.is_growing() || new.is_growing() || limit {
+                return Err(Error::Unsupported(
+                    "a growing buffer or its limit cannot be replaced in a graph, or replace another buffer; grow it, since its address stays, or record the graph anew".into(),
+                ));
+            }
             if state.outside[at].writes {
                 check_writable(&new.write())?;
             }
@@ -445,6 +468,7 @@ impl Graph {
             std::mem::replace(&mut state.plan, plan),
         );
         state.redundant = redundant;
+        state.names = None;
         let old_outside = state.swap_outside(&swaps);
         drop(state);
         // Without the lock: what goes may be anybody's closure.
@@ -522,7 +546,7 @@ impl ExecState {
                 let lease = new.unwrap_or(&o.lease).clone();
                 // If the new buffer is longer, the graph uses a part of it, and the rest stays.
                 let reads = o.reads || lease.len() > o.lease.len();
-                Outside { lease, reads, writes: o.writes }
+                Outside { lease, reads, writes: o.writes, end: o.end }
             })
             .collect();
         new.sort_by_key(|o| o.lease.handle());
@@ -532,6 +556,7 @@ impl ExecState {
                 // The order of the two uses is not known: the former contents may be read.
                 stays.reads |= gone.reads || gone.writes && stays.writes;
                 stays.writes |= gone.writes;
+                stays.end = stays.end.max(gone.end);
             }
             same
         });

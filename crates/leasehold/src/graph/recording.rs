@@ -82,6 +82,8 @@ pub(crate) struct Outside {
     /// Something of what was there before a launch is read.
     pub(crate) reads: bool,
     pub(crate) writes: bool,
+    /// The end of the bytes that must have memory at a launch.
+    pub(crate) end: u64,
 }
 
 impl Use for Outside {
@@ -97,7 +99,12 @@ impl Use for Outside {
             (false, true) => Access::Write,
             (_, false) => Access::Read,
         };
-        Operand { view: self.lease.view(), access }
+        self.lease.view().with(access)
+    }
+
+    #[inline(always)]
+    fn end(&self) -> u64 {
+        self.end
     }
 }
 
@@ -366,7 +373,7 @@ impl State {
 
     fn note(&mut self, operand: &Operand<'_>, node: u32) {
         let lease = operand.view.lease;
-        if lease.is_empty() {
+        if lease.is_empty() && !lease.is_growing() {
             return;
         }
         let (handle, writes) = (lease.handle(), operand.access.writes());
@@ -387,6 +394,9 @@ impl State {
         }
         match self.outside.get_mut(&handle) {
             Some(outside) => {
+                // An operator that is undone leaves its end: the graph then asks for more memory
+                // than it needs.
+                outside.end = outside.end.max(operand.end());
                 if writes && !outside.writes {
                     if let Some(e) = encoding {
                         e.journal.push(Undo::Outside(handle, Some(false)));
@@ -400,7 +410,10 @@ impl State {
                 }
                 // A buffer that is written as a whole before it is read needs no former contents.
                 let reads = operand.access.reads() || operand.is_part();
-                self.outside.insert(handle, Outside { lease: lease.clone(), reads, writes });
+                self.outside.insert(
+                    handle,
+                    Outside { lease: lease.clone(), reads, writes, end: operand.end() },
+                );
             }
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! This module must not know sessions or graphs.
 
+use crate::view::Operand;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{Access, Binding, KernelCheck, KernelDesc, LaunchInfo, Overlap};
 
@@ -20,6 +21,8 @@ pub(crate) struct Rules {
     /// The strictest of them: addresses that satisfy it need no look at each.
     most: u64,
     overlap: Overlap,
+    /// The bindings that may be reservations, each with the binding that has its limit.
+    limits: Box<[(u32, u32)]>,
 }
 
 impl Rules {
@@ -32,7 +35,40 @@ impl Rules {
             align: (0..align).map(|i| desc.alignment_of(i) - 1).collect(),
             most: (0..align).map(|i| u64::from(desc.alignment_of(i) - 1)).max().unwrap_or(0),
             overlap: desc.overlap,
+            limits: desc.limits.as_ref().into(),
         }
+    }
+
+    /// Refuses the reservation of a growing buffer, unless the kernel keeps to the buffer's limit.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, which names the binding.
+    #[inline]
+    pub(crate) fn check_limits(&self, operands: &[Operand<'_>]) -> Result<()> {
+        if operands.iter().all(|o| o.limit.is_none()) { Ok(()) } else { self.check_each(operands) }
+    }
+
+    #[cold]
+    fn check_each(&self, operands: &[Operand<'_>]) -> Result<()> {
+        for (i, operand) in operands.iter().enumerate() {
+            let Some(limit) = operand.limit else { continue };
+            let declared = self.limits.iter().find(|(binding, _)| *binding as usize == i);
+            let Some(&(_, by)) = declared else {
+                return Err(Error::invalid(format!(
+                    "kernel {}: binding {i} is the reservation of a growing buffer, and the kernel declares no limit for it (KernelDesc::limited_by); bind the part that has memory",
+                    self.name
+                )));
+            };
+            let given = operands.get(by as usize).map(|o| o.view);
+            if !given.is_some_and(|v| v.lease.same(limit) && v.offset == 0 && v.len == limit.len())
+            {
+                return Err(Error::invalid(format!(
+                    "kernel {}: binding {by} is not the limit of the growing buffer in binding {i}; bind Growing::limit of the same buffer",
+                    self.name
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Alignment and overlap of the bindings.

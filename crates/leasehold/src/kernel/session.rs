@@ -168,12 +168,13 @@ impl<'s, State> KernelSession<'s, State> {
                 recording.check(operands)?;
             }
         }
+        self.kernel.rules.check_limits(operands)?;
         let staged = self.staged();
         // SAFETY: the scratch is cleared before the session's borrows end: by `finish`, or by the
         // next `begin` before it is read.
         let operands =
             unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
-        staged.operands.extend(operands.iter().copied());
+        staged.operands.extend(operands.iter().map(|o| o.limited()));
         staged.first_binding = staged.bindings.len();
         let mut addresses = 0;
         staged.bindings.extend(operands.iter().map(|operand| {
@@ -276,6 +277,7 @@ impl<'s> KernelSession<'s, Updated> {
         let stream = self.stream;
         let scratch = self.submit_guard.scratch();
         let (staged, waits, ops) = (&scratch.session, &mut scratch.waits, &mut scratch.ops);
+        let trace = &mut scratch.trace;
         ops.clear();
         waits.clear();
         if let Some(recording) = stream.recording() {
@@ -300,7 +302,7 @@ impl<'s> KernelSession<'s, Updated> {
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their
         // access is the kernel's own declaration; the allocator keeps freed memory until its
         // timepoints have passed.
-        let result = unsafe { core.raw.submit(ops) };
+        let result = unsafe { core.submit_list(trace, ops, &staged.operands) };
         let count = ops.len();
         ops.clear();
         let value = result?;

@@ -219,7 +219,10 @@ impl Way<'_> {
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
         let (host_below, host_above) = if *down { *host } else { (host.1, host.0) };
         companion.wait_for_room()?;
-        let _turns = (own.submit_guard()?, companion.submit_guard_now()?);
+        let (mut own_turn, mut companion_turn) =
+            (own.submit_guard()?, companion.submit_guard_now()?);
+        let (own_trace, companion_trace) =
+            (&mut own_turn.scratch().trace, &mut companion_turn.scratch().trace);
         stream.healthy()?;
 
         // All that the stream was given comes before either side.
@@ -247,10 +250,11 @@ impl Way<'_> {
             list.clear();
             list.extend(lower_waits.drain(..).map(Op::Wait));
             list.extend(transfers(copy, piece, buffer, true, host_below));
+            let trace = if *down { &mut *own_trace } else { &mut *companion_trace };
             // SAFETY: the source was checked to hold what is copied. The allocators keep it and the
             // staging memory until the timepoints that they are marked with are over; whoever read
             // the slot before is waited for.
-            let here = lower.timeline.at(unsafe { lower.raw.submit(&list) }?);
+            let here = lower.timeline.at(unsafe { lower.submit_list(trace, &list, &[*from]) }?);
             lower.count(list.len());
             // SAFETY: the submission waited for what was gathered above; of the staging buffer,
             // which is this call's, for its last read, and its writes are this timeline's own. Both
@@ -269,9 +273,10 @@ impl Way<'_> {
                 list.push(Op::Wait(here));
             }
             list.extend(transfers(copy, piece, buffer, false, host_above));
+            let trace = if *down { &mut *companion_trace } else { &mut *own_trace };
             // SAFETY: the destination was checked and is kept as the source is; whoever writes the
             // slot is waited for.
-            let there = upper.timeline.at(unsafe { upper.raw.submit(&list) }?);
+            let there = upper.timeline.at(unsafe { upper.submit_list(trace, &list, &[*to]) }?);
             upper.count(list.len());
             // SAFETY: it waited for the write of the staging buffer, which is this call's, and for
             // what was gathered of the destination. Both turns are held.
@@ -284,7 +289,8 @@ impl Way<'_> {
         if *down {
             // Later work of the stream comes after the copy, and the end of the wait says that the
             // copy is over. SAFETY: a wait touches no memory.
-            unsafe { own.raw.submit(&[Op::Wait(upper.timeline.now())]) }?;
+            let wait = [Op::Wait(upper.timeline.now())];
+            unsafe { own.submit_list::<Operand<'_>>(own_trace, &wait, &[]) }?;
             own.count(1);
         }
         // Each waits for the other, whose driver does not know that.
@@ -358,7 +364,10 @@ impl Carrier {
             transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
         // SAFETY: both buffers are held here and marked below; the graph's launch has waited for
         // all that used them before, and what uses them next waits for the launch.
-        let point = core.timeline.at(unsafe { core.raw.submit(&list) }?);
+        let point = core.timeline.at(unsafe {
+            let mut turn = core.submit_guard()?;
+            core.submit_list(&mut turn.scratch().trace, &list, &[self.buffer.read()])?
+        });
         // Beside the launch's own marks: should the wait fail, that may be over first.
         self.buffer.used_on(point);
         self.staging.used_on(point);

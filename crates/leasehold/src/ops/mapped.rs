@@ -1,6 +1,6 @@
 //! Device memory that the host reads and writes in place.
 
-use crate::stream::{Stream, check_present};
+use crate::stream::{Stream, check_end, check_present};
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::HostKind;
 use leasehold_core::{Error, Result};
@@ -15,8 +15,8 @@ impl Stream {
     /// `Recording` for a recording's stream; `Suspended` for memory of a pool that is away.
     ///
     /// # Safety
-    /// - While the bytes are looked at, nobody submits work that writes them, or suspends their
-    ///   pool.
+    /// - While the bytes are looked at, nobody submits work that writes them, suspends their
+    ///   pool, or shrinks their buffer.
     pub unsafe fn map_read<'a>(&self, slice: BufferView<'a>) -> Result<&'a [u8]> {
         let operand = slice.read();
         wait_host_visible(self, &operand)?;
@@ -36,9 +36,9 @@ impl Stream {
     ///
     /// # Safety
     /// - While the bytes are borrowed, nobody else touches them: no view, no submission, no
-    ///   suspension of their pool.
+    ///   suspension of their pool, no shrinking of their buffer.
     pub unsafe fn map_write<'a>(&self, slice: BufferView<'a>) -> Result<&'a mut [u8]> {
-        let operand = Operand { view: slice, access: Access::ReadWrite };
+        let operand = slice.with(Access::ReadWrite);
         wait_host_visible(self, &operand)?;
         if slice.is_empty() {
             return Ok(&mut []);
@@ -55,6 +55,7 @@ fn wait_host_visible(stream: &Stream, operand: &Operand<'_>) -> Result<()> {
     runtime.check_operands(std::slice::from_ref(operand))?;
     runtime.refuse_symbolic(std::slice::from_ref(operand))?;
     check_present(operand.view().buffer())?;
+    check_end(operand)?;
     let buffer = operand.view().buffer();
     if buffer.host_kind() == HostKind::None && !runtime.device.caps().host_visible {
         return Err(Error::Unsupported(

@@ -22,7 +22,8 @@ use crate::array::ArrayView;
 use crate::event::Event;
 use crate::runtime::check_writable;
 use crate::stream::{Stream, StreamCore};
-use crate::view::BufferView;
+use crate::trace::recorder::What;
+use crate::view::{BufferView, Operand};
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
@@ -36,7 +37,7 @@ fn signal_timed(core: &StreamCore, event: &Event, time: Lease<TimestampQuery>) -
     let scratch = submit_guard.scratch();
     scratch.waits.clear();
     // SAFETY: the timestamp is of this device; it is leased by the submission.
-    let value = unsafe { core.submit(scratch, &Op::WriteTimestamp(&time))? };
+    let value = unsafe { core.submit::<Operand<'_>>(scratch, &Op::WriteTimestamp(&time), &[])? };
     event.set_timed(core.timeline.at(value), time, None);
     drop(submit_guard);
     Ok(())
@@ -71,7 +72,7 @@ impl Stream {
         if timeline.knows(point.into()) || point.is_settled() {
             return Ok(());
         }
-        core.raw.wait(point)?;
+        self.runtime.traced(What::Order(point), || core.raw.wait(point))?;
         core.count(1);
         drop(submit_guard);
         Ok(())

@@ -268,7 +268,7 @@ impl<'a> Ring<'a> {
             }
             // SAFETY: the operand covers the device's side, and is marked below. The ring is marked
             // too, so its memory is not used again before the pieces are over.
-            let submitted = unsafe { core.submit(scratch, &op) };
+            let submitted = unsafe { core.submit(scratch, &op, &operands) };
             scratch.waits.clear();
             // Each piece that goes to the driver at once is signalled by itself.
             let told = submitted.and_then(|value| {

@@ -187,5 +187,5 @@ pub(super) fn writing(slice: BufferView<'_>) -> Operand<'_> {
 /// counts as a read too.
 pub(super) fn writing_some(slice: BufferView<'_>, bytes: u64) -> Operand<'_> {
     let whole = bytes == slice.buffer().len();
-    Operand { view: slice, access: if whole { Access::Write } else { Access::ReadWrite } }
+    slice.with(if whole { Access::Write } else { Access::ReadWrite })
 }

@@ -5,6 +5,8 @@
 
 use crate::event::Events;
 use crate::stream::{StreamCore, in_host_call};
+use crate::trace::recorder::{Recorder, What};
+use crate::trace::tracks::Tracks;
 use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,6 +80,11 @@ pub(crate) struct RuntimeInner {
     pinned: TryOnceLock<Allocator>,
     /// Bytes of the device's memory; the largest number where that is not known.
     pub(crate) total: u64,
+    /// The largest request that goes straight to the allocator: `total`, and 0 while a trace is
+    /// on, so that an allocation asks one question for both.
+    pub(crate) direct: AtomicU64,
+    /// The trace that is on.
+    trace: Mutex<Option<Arc<Tracks>>>,
     pub(super) events: SlotPool<Events>,
     /// The default stream of runtimes that are opened from now on.
     default: Mutex<Arc<StreamCore>>,
@@ -99,6 +106,10 @@ impl RuntimeInner {
         device.make_current()?;
         let memory = device.memory(MemoryKind::Device)?.clone();
         let stream = device.stream(&StreamDesc::default())?;
+        let total = match device.info().memory.total {
+            0 => u64::MAX,
+            total => total,
+        };
         Ok(Self {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             id,
@@ -106,10 +117,9 @@ impl RuntimeInner {
             default: Mutex::new(Arc::new(StreamCore::new(stream))),
             memory,
             pinned: TryOnceLock::default(),
-            total: match device.info().memory.total {
-                0 => u64::MAX,
-                total => total,
-            },
+            total,
+            direct: AtomicU64::new(total),
+            trace: Mutex::default(),
             events: SlotPool::new(
                 Events,
                 PoolConfig { thread_cells: true, ..PoolConfig::default() },
@@ -153,6 +163,7 @@ impl RuntimeInner {
         }
         let former = std::mem::replace(&mut *default, new.clone());
         drop(default);
+        self.trace_new(&new)?;
         // Others may still hold it, and wait for its timepoints.
         self.note_stream(&former);
         Ok(new)
@@ -165,6 +176,7 @@ impl RuntimeInner {
     pub(crate) fn create_core(&self, desc: &StreamDesc) -> Result<Arc<StreamCore>> {
         let core = Arc::new(StreamCore::new(self.device.stream(desc)?));
         self.note_stream(&core);
+        self.trace_new(&core)?;
         Ok(core)
     }
 
@@ -175,6 +187,84 @@ impl RuntimeInner {
             streams.retain(|s| s.strong_count() > 0);
         }
         streams.push(Arc::downgrade(core));
+    }
+
+    /// The trace that is on, if one is.
+    pub(crate) fn tracks(&self) -> Option<Arc<Tracks>> {
+        if self.direct.load(Ordering::Relaxed) > 0 { None } else { self.trace.lock().clone() }
+    }
+
+    /// The recorder of the trace that is on, if one is.
+    pub(crate) fn recorder(&self) -> Option<Arc<Recorder>> {
+        self.tracks().map(|tracks| tracks.recorder.clone())
+    }
+
+    /// Has the trace that is on note what a new stream does. The stream is among the runtime's, so
+    /// a trace that begins meanwhile finds it.
+    fn trace_new(&self, core: &StreamCore) -> Result<()> {
+        self.tracks().map_or(Ok(()), |tracks| core.trace_by(&tracks))
+    }
+
+    /// Has a trace note what all streams do from now on.
+    ///
+    /// # Errors
+    /// `InvalidState` while another trace is on; `Occupied` when this thread has a session open on
+    /// one of the streams. Nothing is traced then.
+    pub(crate) fn begin_trace(&self, tracks: &Arc<Tracks>) -> Result<()> {
+        let mut trace = self.trace.lock();
+        if trace.is_some() {
+            return Err(Error::state(format!(
+                "a trace of {} is on already; stop or drop it before another one starts",
+                self.id
+            )));
+        }
+        *trace = Some(tracks.clone());
+        self.direct.store(0, Ordering::Relaxed);
+        drop(trace);
+        let result = self.live_streams().iter().try_for_each(|core| core.trace_by(tracks));
+        result.inspect_err(|_| self.end_trace(tracks))
+    }
+
+    /// Ends a trace, if it is on.
+    pub(crate) fn end_trace(&self, tracks: &Arc<Tracks>) {
+        let mut trace = self.trace.lock();
+        if !trace.as_ref().is_some_and(|on| Arc::ptr_eq(on, tracks)) {
+            return;
+        }
+        tracks.recorder.end();
+        *trace = None;
+        self.direct.store(self.total, Ordering::Relaxed);
+        drop(trace);
+        self.live_streams().iter().for_each(|core| core.forget_trace());
+    }
+
+    /// The streams, the default one first.
+    fn live_streams(&self) -> Vec<Arc<StreamCore>> {
+        let mut all = vec![self.default()];
+        all.extend(self.streams.lock().iter().filter_map(Weak::upgrade));
+        all
+    }
+
+    /// Makes a call, which a trace notes if one is on.
+    pub(crate) fn traced<R>(&self, what: What, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        match self.recorder() {
+            Some(recorder) => recorder.call(what, call),
+            None => call(),
+        }
+    }
+
+    /// Waits for the device, which a trace notes if one is on. A poll is no wait.
+    pub(crate) fn traced_wait<R>(
+        &self,
+        name: &'static str,
+        timeout: Option<Duration>,
+        wait: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        if timeout.is_some_and(|t| t.is_zero()) {
+            wait()
+        } else {
+            self.traced(What::Wait(name), wait)
+        }
     }
 
     /// Remembers a kernel base whose cache points into this device.
@@ -191,6 +281,11 @@ impl RuntimeInner {
         if point.timeline().check(point.value())? {
             return Ok(());
         }
+        self.traced_wait("wait for a timepoint", timeout, || self.wait_unseen(point, timeout))
+    }
+
+    /// As [`wait_point`](Self::wait_point), and no trace notes it.
+    pub(crate) fn wait_unseen(&self, point: Timepoint, timeout: Option<Duration>) -> Result<()> {
         if let Some(stream) = self.stream_of(point) {
             return stream.raw.wait_host(point.value(), timeout);
         }

@@ -12,7 +12,10 @@
 //! This module must not know streams, runtimes or operations beyond `hal`'s.
 
 use super::inside::in_host_call;
+use super::records::Use;
 use super::submit_lock::{Scratch, SubmitGuard, SubmitLock, held_by_me};
+use crate::trace::track::Track;
+use crate::trace::tracks::Tracks;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
@@ -211,18 +214,23 @@ impl StreamCore {
     }
 
     /// Submits one operation after the scratch's waits, and remembers what the stream knows from
-    /// then on.
+    /// then on. `uses` is what a trace notes of its operands.
     ///
     /// # Safety
     /// - As [`leasehold_hal::Stream::submit`].
     #[inline]
-    pub(crate) unsafe fn submit(&self, scratch: &mut Scratch, op: &Op<'_>) -> Result<u64> {
-        let value = if scratch.waits.is_empty() {
+    pub(crate) unsafe fn submit<U: Use>(
+        &self,
+        scratch: &mut Scratch,
+        op: &Op<'_>,
+        uses: &[U],
+    ) -> Result<u64> {
+        let value = if scratch.goes_straight() {
             // SAFETY: by the caller's contract.
             unsafe { self.raw.submit(std::slice::from_ref(op)) }?
         } else {
             // SAFETY: as above.
-            unsafe { self.submit_after(scratch, op) }?
+            unsafe { self.submit_after(scratch, op, uses) }?
         };
         self.count(1 + scratch.waits.len());
         Ok(value)
@@ -231,16 +239,89 @@ impl StreamCore {
     /// # Safety
     /// - As [`submit`](Self::submit).
     #[cold]
-    unsafe fn submit_after(&self, scratch: &mut Scratch, op: &Op<'_>) -> Result<u64> {
-        let Scratch { waits, ops, .. } = scratch;
+    unsafe fn submit_after<U: Use>(
+        &self,
+        scratch: &mut Scratch,
+        op: &Op<'_>,
+        uses: &[U],
+    ) -> Result<u64> {
+        let Scratch { waits, ops, trace, .. } = scratch;
         ops.clear();
         ops.extend(waits.iter().map(|&p| Op::Wait(p)));
         // SAFETY: the list is cleared before the operation's borrows end.
         ops.push(unsafe { std::mem::transmute::<Op<'_>, Op<'static>>(*op) });
         // SAFETY: by the caller's contract.
-        let result = unsafe { self.raw.submit(ops) };
+        let result = unsafe { self.submit_list(trace, ops, uses) };
         ops.clear();
         result
+    }
+
+    /// Submits operations, which the caller counts. `uses` is what a trace notes of their operands,
+    /// in the operations' order.
+    ///
+    /// # Safety
+    /// - As [`leasehold_hal::Stream::submit`]. The caller has the submission lock, and `trace` is
+    ///   of its scratch.
+    #[inline]
+    pub(crate) unsafe fn submit_list<U: Use>(
+        &self,
+        trace: &mut Option<Arc<Track>>,
+        ops: &[Op<'_>],
+        uses: &[U],
+    ) -> Result<u64> {
+        if trace.is_none() {
+            // SAFETY: by the caller's contract.
+            unsafe { self.raw.submit(ops) }
+        } else {
+            // SAFETY: by the caller's contract.
+            unsafe { self.submit_traced(trace, ops, uses) }
+        }
+    }
+
+    /// # Safety
+    /// - As [`submit_list`](Self::submit_list).
+    #[cold]
+    #[inline(never)]
+    unsafe fn submit_traced<U: Use>(
+        &self,
+        trace: &mut Option<Arc<Track>>,
+        ops: &[Op<'_>],
+        uses: &[U],
+    ) -> Result<u64> {
+        match trace {
+            Some(track) if track.is_on() => {
+                let operands = &mut uses.iter().map(U::operand);
+                // SAFETY: by the caller's contract; the track is of this stream.
+                let (value, added) = unsafe { track.submit(&*self.raw, ops, operands) }?;
+                self.count(added);
+                Ok(value)
+            }
+            _ => {
+                *trace = None;
+                // SAFETY: by the caller's contract.
+                unsafe { self.raw.submit(ops) }
+            }
+        }
+    }
+
+    /// Has a trace note the submissions from now on.
+    ///
+    /// # Errors
+    /// `Occupied` when this thread has a session open on the stream.
+    pub(crate) fn trace_by(&self, tracks: &Tracks) -> Result<()> {
+        let track = tracks.track(self.timeline);
+        self.submit_lock.submit_guard()?.scratch().trace = track;
+        Ok(())
+    }
+
+    /// Forgets a trace that has ended, unless the stream is in use: then its next submission does.
+    pub(crate) fn forget_trace(&self) {
+        if let Ok(mut submit_guard) = self.submit_lock.try_submit_guard() {
+            let trace = &mut submit_guard.scratch().trace;
+            if trace.as_ref().is_some_and(|track| !track.is_on()) {
+                *trace = None;
+            }
+        }
     }
 
     /// Counts operations that were submitted. In the submission lock.

@@ -23,6 +23,8 @@ pub(crate) trait Use {
     fn lease(&self) -> &Lease<Buffer>;
     /// The buffer, or a part of it, with its role.
     fn operand(&self) -> Operand<'_>;
+    /// The end of the bytes that must have memory, from the buffer's beginning.
+    fn end(&self) -> u64;
 }
 
 impl Use for Operand<'_> {
@@ -35,6 +37,32 @@ impl Use for Operand<'_> {
     fn operand(&self) -> Operand<'_> {
         *self
     }
+
+    #[inline(always)]
+    fn end(&self) -> u64 {
+        Operand::end(self)
+    }
+}
+
+/// Refuses bytes beyond the end of a growing buffer. The record is [`Locked`], so that the buffer
+/// does not shrink before the submission is marked.
+///
+/// # Errors
+/// `InvalidArgument`.
+#[inline(always)]
+pub(crate) fn check_end(one: &impl Use) -> Result<()> {
+    if one.end() <= one.lease().len() {
+        Ok(())
+    } else {
+        Err(beyond_end(one.end(), one.lease().len()))
+    }
+}
+
+#[cold]
+fn beyond_end(end: u64, len: u64) -> Error {
+    Error::invalid(format!(
+        "the work uses bytes up to {end} of a growing buffer that has {len} now; grow it first, or use the part that has memory"
+    ))
 }
 
 /// A submission in the making: the records of its buffers are locked until this is dropped.
@@ -59,7 +87,7 @@ impl<'u, U: Use> Locked<'u, U> {
     ///
     /// # Errors
     /// `Occupied` when this very thread is, and would wait for itself; `Suspended` for a buffer of
-    /// a pool whose memory is away.
+    /// a pool whose memory is away; `InvalidArgument` for bytes beyond a growing buffer's end.
     ///
     /// # Safety
     /// - The caller has the timeline's turn until this is dropped.
@@ -76,6 +104,7 @@ impl<'u, U: Use> Locked<'u, U> {
                     return unsafe { gather_slow(self.timeline, self.uses, waits) };
                 }
             }
+            check_end(one)?;
             gather(self.timeline, &one.operand(), waits);
         }
         Ok(())
@@ -124,7 +153,7 @@ impl<U: Use> Drop for Locked<'_, U> {
 /// # Safety
 /// - As [`Locked::mark`]; the record is locked since it was gathered.
 #[inline(always)]
-unsafe fn mark(Operand { view, access }: Operand<'_>, p: Timepoint) {
+unsafe fn mark(Operand { view, access, .. }: Operand<'_>, p: Timepoint) {
     // SAFETY: the caller's turn keeps marks in the timeline's order. The record's write was
     // gathered, and for a write its reads too.
     unsafe {
@@ -187,7 +216,10 @@ unsafe fn gather_slow(
             rounds = rounds.saturating_add(1);
         }
     }
-    uses.iter().for_each(|one| gather(timeline, &one.operand(), waits));
+    for one in uses {
+        check_end(one)?;
+        gather(timeline, &one.operand(), waits);
+    }
     Ok(())
 }
 

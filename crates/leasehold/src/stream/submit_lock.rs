@@ -3,6 +3,7 @@
 //! A kernel session's staged launches are a part of that memory.
 
 use crate::kernel::rules::Rules;
+use crate::trace::track::Track;
 use crate::view::Operand;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
@@ -78,6 +79,17 @@ pub(crate) struct Scratch {
     pub(crate) waits: Vec<Timepoint>,
     /// Scratch for building a submission; empty between calls.
     pub(crate) ops: Vec<Op<'static>>,
+    /// The trace that notes the stream's submissions, if one does.
+    pub(crate) trace: Option<Arc<Track>>,
+}
+
+impl Scratch {
+    /// Returns whether a submission waits for nothing and is not traced: one question for both.
+    #[inline(always)]
+    pub(crate) fn goes_straight(&self) -> bool {
+        let trace = self.trace.as_ref().map_or(0, |track| Arc::as_ptr(track).addr());
+        self.waits.len() | trace == 0
+    }
 }
 
 // SAFETY: the raw pointers that keep it from being `Send` are what a session staged. They are read
@@ -112,6 +124,7 @@ impl SubmitLock {
                 session: Staged::default(),
                 waits: Vec::with_capacity(8),
                 ops: Vec::with_capacity(16),
+                trace: None,
             }),
         }
     }

@@ -15,6 +15,7 @@ mod forged;
 mod futures;
 mod graph_updates;
 mod graphs;
+mod growing;
 mod host_timelines;
 #[cfg(feature = "cuda")]
 mod interop;
@@ -30,3 +31,4 @@ mod runtime;
 mod share;
 mod suspend;
 mod threads;
+mod traces;

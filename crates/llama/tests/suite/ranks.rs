@@ -31,6 +31,7 @@ struct Ranks {
     runtimes: Vec<Runtime>,
     config: CommConfig,
     machine: Option<Monitor>,
+    library: Option<Arc<SimCollectives>>,
 }
 
 impl Ranks {
@@ -47,14 +48,16 @@ impl Ranks {
             Over::Cpu => {
                 let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
                 let stream = |_| runtime.create_stream().unwrap().runtime();
-                Self { runtimes: (0..ranks).map(stream).collect(), config, machine: None }
+                let runtimes = (0..ranks).map(stream).collect();
+                Self { runtimes, config, machine: None, library: None }
             }
             Over::Sim => {
                 let backend = Arc::new(SimBackend::new(machine).unwrap());
                 let library = Arc::new(SimCollectives::of_sim(&backend));
                 let machine = Some(backend.machine().clone());
                 let context = Context::with_backends(vec![backend]);
-                Self { runtimes: on(&context, "sim"), config: config.ops(library), machine }
+                let (runtimes, config) = (on(&context, "sim"), config.ops(library.clone()));
+                Self { runtimes, config, machine, library: Some(library) }
             }
             Over::Cuda => {
                 let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
@@ -62,7 +65,8 @@ impl Ranks {
                 let machine = Some(driver.machine().clone());
                 let cuda = CudaBackend::with_ops(driver, CudaConfig::default()).unwrap();
                 let context = Context::with_backends(vec![Arc::new(cuda)]);
-                Self { runtimes: on(&context, "cuda"), config: config.ops(library), machine }
+                let (runtimes, config) = (on(&context, "cuda"), config.ops(library.clone()));
+                Self { runtimes, config, machine, library: Some(library) }
             }
         }
     }
@@ -261,8 +265,12 @@ fn ranks_agree_to_the_bit_in_bf16() {
     let dir = model_dir("tiny-python");
     let (files, case) = (files(&dir), &golden(&dir)[0]);
     for over in [Over::Cpu, Over::Cuda] {
-        let all =
-            Ranks::new(over, 2, 7).run(|comm| both(&part(comm, &files, DType::Bf16), case, 8));
+        let ranks = Ranks::new(over, 2, 7);
+        let all = ranks.run(|comm| both(&part(comm, &files, DType::Bf16), case, 8));
+        // A step has two sums for each layer, on each rank. CUDA asks for them as it captures.
+        let sums = 2 * 2 * files.0.num_hidden_layers as u64;
+        let windowed = ranks.library.map(|library| library.windowed());
+        assert!(windowed.is_none_or(|calls| calls >= sums), "{windowed:?} of {sums}");
         let first = &all[0][0];
         assert!(all.iter().flatten().all(|(ids, _)| *ids == first.0), "{over:?}");
         assert!(all.iter().flatten().all(|(_, l)| bits(l) == bits(&first.1)), "{over:?}");

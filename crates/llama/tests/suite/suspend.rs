@@ -124,7 +124,6 @@ fn a_sequence_goes_on_after_a_refused_step() {
         for refused in [
             decoder.launch(&graph).err(),
             decoder.step().err(),
-            decoder.timed_step().err(),
             decoder.prefill(&case.prompt_ids).err(),
             decoder.record().err(),
             batch.step().err(),

@@ -201,6 +201,13 @@ fn what_cannot_be_registered_is_refused_on_all_ranks() {
         let strange = ShareablePool::new(&other, "strange").unwrap();
         let e = comm.register(&strange).unwrap_err();
         assert!(e.to_string().contains("is not memory of"), "{e}");
+        // One rank's refusal is the others' error, and the next registration is of all.
+        let own = ShareablePool::new(&r.runtime, "own").unwrap();
+        let _y = own.alloc(1 << 20).unwrap();
+        let e = comm.register(if r.number() == 1 { &strange } else { &own }).unwrap_err();
+        assert!(e.to_string().contains("is not memory of"), "{e}");
+        assert_eq!(e.to_string().contains("rank 1: "), r.number() == 0, "{e}");
+        drop(comm.register(&own).unwrap());
     });
 }
 

@@ -10,6 +10,7 @@ mod devices;
 mod events;
 mod faults;
 mod graphs;
+mod growing;
 mod kernels;
 mod memory;
 mod peers;
@@ -30,6 +31,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         timelines::CASES,
         events::CASES,
         memory::CASES,
+        growing::CASES,
         transfers::CASES,
         kernels::CASES,
         graphs::CASES,

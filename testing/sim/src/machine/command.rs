@@ -51,6 +51,17 @@ impl KernelCall {
         self
     }
 
+    /// Calls `f` with the range of each binding. A limited one has no range before the kernel
+    /// begins.
+    fn for_each_range(&self, mut f: impl FnMut(Range<u64>)) {
+        let limits = &self.kernel.spec.limits;
+        for (i, b) in self.bindings.iter().enumerate() {
+            if !limits.iter().any(|&(binding, _)| binding as usize == i) {
+                f(b.addr..b.addr.saturating_add(b.len));
+            }
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         let spec = &self.kernel.spec;
         if self.bindings.len() != spec.bindings.len() || self.params.len() != spec.params as usize {
@@ -411,9 +422,7 @@ impl Action {
     /// Calls `f` with each range that the action accesses, gaps between rows included.
     pub(crate) fn for_each_range(&self, mut f: impl FnMut(Range<u64>)) {
         match self {
-            Action::Kernel(k) => {
-                k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len)))
-            }
+            Action::Kernel(k) => k.for_each_range(f),
             Action::Copy(c) => c.ranges().into_iter().for_each(f),
             Action::Fill(c) => f(c.range()),
             Action::WriteValue { addr, .. } | Action::WaitValue { addr, .. } => {
@@ -456,9 +465,7 @@ impl NodeAction {
 
     fn for_each_range(&self, f: &mut dyn FnMut(Range<u64>)) {
         match self {
-            NodeAction::Kernel(k) => {
-                k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len)))
-            }
+            NodeAction::Kernel(k) => k.for_each_range(f),
             NodeAction::Copy(c) => c.ranges().into_iter().for_each(f),
             NodeAction::Fill(c) => f(c.range()),
             NodeAction::WriteValue { addr, .. } | NodeAction::WaitValue { addr, .. } => {

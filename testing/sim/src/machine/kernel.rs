@@ -180,6 +180,10 @@ pub struct KernelSpec {
     /// The kernel can read bindings early, and a CUDA function takes the word of the grant behind
     /// its parameters. The function here gets no such word.
     pub early: bool,
+    /// Bindings whose bytes the kernel touches only below a limit, each with the binding that has
+    /// the limit: a word of 64 bits, which the machine reads when the kernel begins. The function
+    /// here gets such a binding with that length at most.
+    pub limits: Vec<(u32, u32)>,
     /// The function.
     pub body: KernelBody,
 }
@@ -194,6 +198,7 @@ impl KernelSpec {
             block_threads: 1024,
             gaps: false,
             early: false,
+            limits: Vec::new(),
             body,
         }
     }
@@ -211,6 +216,13 @@ impl KernelSpec {
     #[must_use]
     pub fn reading_early(mut self) -> Self {
         self.early = true;
+        self
+    }
+
+    /// Marks a kernel that touches `binding` only below the limit in the binding `limit`.
+    #[must_use]
+    pub fn limited_by(mut self, binding: u32, limit: u32) -> Self {
+        self.limits.push((binding, limit));
         self
     }
 }

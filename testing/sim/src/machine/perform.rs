@@ -11,6 +11,7 @@ use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Fault};
 use leasehold_hal::{Access, Binding};
+use std::borrow::Cow;
 use std::task::Poll;
 
 impl MachineState {
@@ -158,9 +159,13 @@ impl MachineState {
         if blocks == 0 {
             return Outcome::Done(KERNEL_NANOS);
         }
-        let mut all: Vec<(Vec<AccessPart>, Access)> = Vec::with_capacity(call.bindings.len());
-        let mut bindings: Vec<Binding> = Vec::with_capacity(call.bindings.len());
-        for (i, b) in call.bindings.iter().enumerate() {
+        let bound = match self.within_limits(&call) {
+            Ok(bound) => bound,
+            Err(e) => return Outcome::Fault(e),
+        };
+        let mut all: Vec<(Vec<AccessPart>, Access)> = Vec::with_capacity(bound.len());
+        let mut bindings: Vec<Binding> = Vec::with_capacity(bound.len());
+        for (i, b) in bound.iter().enumerate() {
             let mut parts = Vec::new();
             let mut at = 0;
             if b.len != 0 {
@@ -208,8 +213,27 @@ impl MachineState {
             }
             self.note_access(place, parts, *access, Unwritten::All);
         }
-        let bytes: u64 = call.bindings.iter().map(|b| b.len).sum();
+        let bytes: u64 = bindings.iter().map(|b| b.len).sum();
         Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
+    }
+
+    /// A launch's bindings, each limited one with the length that its limit says now.
+    fn within_limits<'c>(&self, call: &'c KernelCall) -> Result<Cow<'c, [Binding]>, String> {
+        let mut bound = Cow::Borrowed(&call.bindings[..]);
+        for &(binding, limit) in &call.kernel.spec.limits {
+            let word = call.bindings.get(limit as usize).filter(|b| b.len >= 8);
+            let (Some(word), Some(b)) = (word, bound.to_mut().get_mut(binding as usize)) else {
+                return Err(format!("binding {limit} has no limit for binding {binding}"));
+            };
+            let at = self
+                .space
+                .resolve(AccessScope::Engine, word.addr, 8, &mut Vec::new())?
+                .cast_const();
+            // SAFETY: the word was resolved to eight mapped bytes just now, and the lock keeps the
+            // mapping.
+            b.len = b.len.min(unsafe { at.cast::<u64>().read_unaligned() });
+        }
+        Ok(bound)
     }
 
     /// The content of a kernel's read-only bindings before it runs, by binding. Write-only bindings

@@ -326,6 +326,7 @@ impl DeviceState {
         caps.foreign_calls = true;
         caps.waits_for_any_timeline = true;
         caps.shareable = SharedFile::SUPPORTED;
+        caps.growing = true;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;

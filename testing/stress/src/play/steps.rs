@@ -1,42 +1,42 @@
-//! The steps of a program, each by the calls of the safe API.
+//! The steps of a program, each by the calls of a border.
 
 use super::{EMPTY, Outcome, Own, Raisable, Recorded, Signal, Trouble, World, get, wrong};
 use crate::kernels::Params;
 use crate::model::Planned;
-use crate::prelude::{Call, bytes, launch, open, refuses, try_launch};
+use crate::prelude::{Call, open, refuses, try_launch};
 use crate::scenes;
 use crate::step::{FAR_STREAM, Node, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
 use crate::work::{self, compare, operands};
-use leasehold::backend::StreamDesc;
 use leasehold::backend::sync::atomic::Ordering;
-use leasehold::{Buffer, Current, EventFlags, GraphUpdate, Lease, Operand, Result, Stream, View};
+use leasehold::{Buffer, Current, Lease, Operand, Result, Stream, View};
 use std::time::Duration;
 
 impl World {
     pub(super) fn step(&self, planned: &Planned, own: &mut Own) -> Outcome {
-        let runtime = &self.runtime;
+        let (runtime, border) = (&self.runtime, self.border);
         match planned.step {
             Step::Stream(s, priority) => {
-                let made = self
-                    .runtime(is_far_stream(s))?
-                    .create_stream_with(&StreamDesc::priority(priority))?;
+                let made = border.create_stream(&self.runtime(is_far_stream(s))?, priority)?;
                 self.streams[usize::from(s)].put(made);
             }
             Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
             Step::Alloc { slot, len, stream } => {
-                let made = self.stream(stream)?.runtime().alloc(len.into())?;
+                let made = border.alloc(&self.stream(stream)?, len.into())?;
                 self.buffers[usize::from(slot)].put(made);
             }
             Step::New { slot, len, seed } => {
-                let made = self.runtime(is_far(slot))?.upload(&bytes(seed, len as usize))?;
-                self.buffers[usize::from(slot)].put(made.into_buffer());
+                let made = border.create(&self.runtime(is_far(slot))?, seed, len)?;
+                self.buffers[usize::from(slot)].put(made);
             }
             Step::Pin { slot, len } => {
-                let made = runtime.alloc_pinned(len.into())?;
+                let made = border.alloc_pinned(runtime, len.into())?;
                 self.buffers[usize::from(slot)].put(made);
             }
             Step::Drop(slot) => drop(self.buffers[usize::from(slot)].take()),
-            Step::Clone(slot) => own.clones.push_back(get(&self.buffers, slot)),
+            Step::Clone(slot) => {
+                let kept = get(&self.buffers, slot).map(|buffer| border.keep(buffer));
+                own.clones.push_back(kept.transpose()?);
+            }
             Step::Unclone => drop(own.clones.pop_front()),
             Step::Run(stream, ref work) => {
                 let stream = self.stream(stream)?;
@@ -54,10 +54,10 @@ impl World {
                 try_launch(&stream, self.call(work, &operands))?;
             }
             Step::Check(read, span) => self.check(read, span, planned, &mut own.bytes)?,
-            Step::Sync(s) => self.stream(s)?.synchronize()?,
-            Step::Query(s) => drop(self.stream(s)?.query()?),
-            Step::Flush(s) => self.stream(s)?.flush()?,
-            Step::SyncDevice => runtime.synchronize()?,
+            Step::Sync(s) => border.synchronize(&self.stream(s)?)?,
+            Step::Query(s) => drop(border.query(&self.stream(s)?)?),
+            Step::Flush(s) => border.flush(&self.stream(s)?)?,
+            Step::SyncDevice => border.synchronize_device(runtime)?,
             Step::Enter(s) => {
                 let entered = self.stream(s).and_then(|stream| {
                     let guard = stream.enter()?;
@@ -86,14 +86,9 @@ impl World {
                     calls.fetch_add(1, Ordering::SeqCst);
                     Ok(())
                 };
-                let called = if once {
-                    stream.host_call_once("count", count)
-                } else {
-                    stream.host_call("count", count)
-                };
-                called?;
+                border.host_call(&stream, once, count)?;
             }
-            Step::Complete(stream) => self.completions.ask(&self.stream(stream)?)?,
+            Step::Complete(s) => border.complete(&self.stream(s)?, &self.completions)?,
             Step::Open => {
                 let Some(device) = self.far_device else {
                     return wrong("there is no other device");
@@ -164,7 +159,7 @@ impl World {
             Read::Again => runtime.stream().download_into(got, part.view())?,
             Read::On(s) => {
                 got.resize(span.len as usize, 0xEE);
-                self.stream(s)?.download(got, part)?;
+                self.border.download(&self.stream(s)?, got, part)?;
             }
         }
         let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else {
@@ -177,34 +172,32 @@ impl World {
     }
 
     fn events(&self, step: &Step) -> Outcome {
-        let runtime = &self.runtime;
+        let (runtime, border) = (&self.runtime, self.border);
         match *step {
             Step::Event { slot, timing } => {
-                let made = runtime.create_event_with(if timing {
-                    EventFlags::TIMING
-                } else {
-                    EventFlags::DISABLE_TIMING
-                })?;
+                let made = border.create_event(runtime, timing)?;
                 self.events[usize::from(slot)].put(made);
             }
             Step::DropEvent(slot) => drop(self.events[usize::from(slot)].take()),
-            Step::Record { event, stream } => self.stream(stream)?.record(&self.event(event)?)?,
+            Step::Record { event, stream } => {
+                border.record_event(&self.stream(stream)?, &self.event(event)?)?
+            }
             Step::WaitEvent { stream, event } => {
-                self.stream(stream)?.wait_event(&self.event(event)?)?
+                border.wait_event(&self.stream(stream)?, &self.event(event)?)?
             }
             Step::WaitStream { stream, on } => {
-                let now = self.stream(on)?.now();
-                self.stream(stream)?.wait(now)?;
+                let on = self.stream(on)?;
+                border.wait_stream(&self.stream(stream)?, &on)?;
             }
-            Step::QueryEvent(event) => drop(self.event(event)?.query()?),
+            Step::QueryEvent(event) => drop(border.query_event(runtime, &self.event(event)?)?),
             Step::SyncEvent(event) => {
                 let event = self.event(event)?;
-                event.synchronize()?;
-                if !event.query()? {
+                border.synchronize_event(runtime, &event)?;
+                if !border.query_event(runtime, &event)? {
                     return wrong("an event is not complete after it was waited for");
                 }
             }
-            Step::Elapsed(a, b) => drop(self.event(b)?.elapsed_since(&*self.event(a)?)?),
+            Step::Elapsed(a, b) => border.elapsed(runtime, &self.event(a)?, &self.event(b)?)?,
             _ => {}
         }
         Ok(())
@@ -213,20 +206,20 @@ impl World {
     fn host_timeline(&self, step: &Step) -> Outcome {
         match *step {
             Step::HostTimeline(slot) => {
-                let host_timeline = self.runtime.create_host_timeline()?;
+                let host_timeline = self.border.create_host_timeline(&self.runtime)?;
                 let next = host_timeline.value();
                 self.host_timelines[usize::from(slot)].put(Raisable { host_timeline, next });
             }
             Step::DropHostTimeline(slot) => drop(self.host_timelines[usize::from(slot)].take()),
             Step::Hold { stream, host_timeline } => {
                 let stream = self.stream(stream)?;
-                let point = {
+                let (host_timeline, next) = {
                     let mut place = self.host_timelines[usize::from(host_timeline)].lock();
                     let held = place.as_mut().ok_or(EMPTY)?;
                     held.next += 1;
-                    held.host_timeline.at(held.next)
+                    (held.host_timeline.clone(), held.next)
                 };
-                stream.wait(point)?;
+                self.border.wait_for(&stream, &host_timeline, host_timeline.at(next))?;
             }
             Step::Signal(host_timeline) => {
                 let (host_timeline, next) = {
@@ -235,7 +228,7 @@ impl World {
                 };
                 // Nothing may have come to wait, where calls fail.
                 if next > host_timeline.value() {
-                    host_timeline.signal(next)?;
+                    self.border.signal(&host_timeline, next)?;
                 }
             }
             Step::CallSignal { stream, host_timeline } => {
@@ -245,7 +238,7 @@ impl World {
                     self.host_timelines[usize::from(host_timeline)].take().ok_or(EMPTY)?;
                 let signal = Signal { host_timeline, next, always: !self.strict };
                 let call = move || signal.host_timeline.signal(signal.next);
-                self.stream(stream).and_then(|s| Ok(s.host_call_once("raise", call)?))?;
+                self.stream(stream).and_then(|s| Ok(self.border.host_call(&s, true, call)?))?;
             }
             _ => {}
         }
@@ -254,48 +247,43 @@ impl World {
 
     fn record(&self, temps: &[u32], nodes: &[Node]) -> std::result::Result<Recorded, Trouble> {
         let mut names = Vec::with_capacity(nodes.len());
-        let runtime = self.runtime.start_graph_recording()?;
-        let recorded = (|| -> Outcome {
-            let temps =
-                temps.iter().map(|&len| runtime.alloc(len.into())).collect::<Result<Vec<_>>>()?;
-            let find = |slot: Slot| {
-                if slot >= TEMPS {
-                    Ok(temps[usize::from(slot - TEMPS)].clone())
-                } else {
-                    self.buffer(slot)
-                }
-            };
-            for node in nodes {
-                let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
-                names.push((runtime.stream().next_node(), elements));
-                match node {
-                    Node::Work(work) => self.work(runtime.stream(), work, &find)?,
-                    Node::Call => {
-                        let calls = self.calls.clone();
-                        runtime.stream().host_call("count", move || {
-                            calls.fetch_add(1, Ordering::SeqCst);
-                            Ok(())
-                        })?;
-                    }
-                    Node::Record(event) => runtime.stream().record(&self.event(*event)?)?,
-                }
+        // An error gives it up.
+        let recording = self.border.record(&self.runtime)?;
+        let stream = recording.stream();
+        let temps = temps
+            .iter()
+            .map(|&len| self.border.alloc(stream, len.into()))
+            .collect::<Result<Vec<_>>>()?;
+        let find = |slot: Slot| {
+            if slot >= TEMPS {
+                Ok(temps[usize::from(slot - TEMPS)].clone())
+            } else {
+                self.buffer(slot)
             }
-            Ok(())
-        })();
-        match recorded {
-            Ok(()) => Ok(Recorded { graph: runtime.stop_graph_recording()?, nodes: names }),
-            Err(e) => {
-                runtime.abandon_graph_recording();
-                Err(e)
+        };
+        for node in nodes {
+            let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
+            names.push((recording.next_node()?, elements));
+            match node {
+                Node::Work(work) => self.work(stream, work, &find)?,
+                Node::Call => {
+                    let calls = self.calls.clone();
+                    self.border.host_call(stream, false, move || {
+                        calls.fetch_add(1, Ordering::SeqCst);
+                        Ok(())
+                    })?;
+                }
+                Node::Record(event) => self.border.record_event(stream, &self.event(*event)?)?,
             }
         }
+        Ok(Recorded { graph: recording.end()?, nodes: names })
     }
 
     fn graph_step(&self, step: &Step) -> Outcome {
         match *step {
             Step::DropGraph(slot) => drop(self.graphs[usize::from(slot)].take()),
             Step::Launch { graph, stream } => {
-                self.graph(graph)?.launch_on(&self.stream(stream)?)?;
+                self.border.launch_graph(&self.graph(graph)?, &self.stream(stream)?)?;
             }
             Step::Params { graph, node, words } => {
                 let (name, n) = {
@@ -304,8 +292,8 @@ impl World {
                 };
                 let params: Params = [n, words[0], words[1]];
                 let Some(name) = name else { return wrong("a recorded node without a name") };
-                let updated = self.graph(graph)?.update(&GraphUpdate::new().params(name, &params));
-                self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
+                let updated = self.border.update_params(&self.graph(graph)?, name, &params);
+                self.give_up(graph, updated.map_err(Trouble::from))?;
             }
             Step::Grid { graph, node, blocks } => {
                 let name = {
@@ -313,17 +301,13 @@ impl World {
                     place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?.0
                 };
                 let Some(name) = name else { return wrong("a recorded node without a name") };
-                let updated =
-                    self.graph(graph)?.update(&GraphUpdate::new().grid(name, [blocks, 1, 1]));
-                self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
+                let updated = self.border.update_grid(&self.graph(graph)?, name, blocks);
+                self.give_up(graph, updated.map_err(Trouble::from))?;
             }
             Step::Swap { graph, old, new } => {
                 let swap = || -> Outcome {
                     let (old, new) = (self.buffer(old)?, self.buffer(new)?);
-                    Ok(self
-                        .graph(graph)?
-                        .update(&GraphUpdate::new().buffer(&old, &new))
-                        .map(drop)?)
+                    Ok(self.border.swap(&self.graph(graph)?, &old, &new)?)
                 };
                 self.give_up(graph, swap())?;
             }
@@ -351,7 +335,7 @@ impl World {
             work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
         let lease = find(work.to.slot)?;
         let kernels = if is_far(work.to.slot) { &self.far_kernels } else { &self.kernels };
-        Ok(work::run(stream, kernels, work, &lease, &leases)?)
+        Ok(self.border.work(stream, kernels, work, &lease, &leases)?)
     }
 
     fn call<'a>(&'a self, work: &Work, operands: &'a [Operand<'a>]) -> Call<'a> {
@@ -375,6 +359,6 @@ impl World {
         }
         let calls: Vec<_> =
             staged.iter().map(|(work, operands)| self.call(work, operands)).collect();
-        Ok(launch(stream, &calls)?)
+        Ok(self.border.launch(stream, &calls)?)
     }
 }

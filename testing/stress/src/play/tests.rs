@@ -28,7 +28,7 @@ fn a_graph_is_given_up_where_its_new_buffer_is_missing() {
         Step::Launch { graph: 0, stream: 0 },
     ]);
     let bench = Target::new("cpu:0".parse().unwrap(), false).unwrap().open(0, false).unwrap();
-    let mut world = World::new(&bench, Watch::new(plan.clone()));
+    let mut world = World::new(&bench, Watch::new(plan.clone()), Border::Rust);
     world.strict = false;
     let mut own = Own::default();
     // The second buffer cannot be made, as it were.
@@ -59,7 +59,7 @@ fn a_host_timeline_that_a_call_is_to_raise_is_signalled_by_nobody_else() {
     for seed in (0..200).step_by(4) {
         assert_eq!(target.weather(seed, true), Weather::Late);
         assert_eq!(
-            play(&target, seed, true, plan.clone(), Duration::from_secs(60)),
+            play(&target, seed, true, plan.clone(), Duration::from_secs(60), Border::Rust),
             Ok(()),
             "seed {seed}"
         );

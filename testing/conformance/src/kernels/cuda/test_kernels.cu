@@ -36,6 +36,14 @@ extern "C" __global__ void conformance_early_add(const u32* a, const u32* b, u32
     for (u32 i = threadIdx.x + blockDim.x; i < BLOCK; i += blockDim.x) out[from + i] = a[from + i] + b[from + i];
 }
 
+// `limit` is a number of bytes, and `a` has memory only below it.
+extern "C" __global__ void conformance_limited(const u32* a, const u64* limit, u32* out) {
+    u64 from = (u64)blockIdx.x * BLOCK;
+    u64 end = *limit / sizeof(u32);
+    for (u32 i = threadIdx.x; i < BLOCK; i += blockDim.x)
+        out[from + i] = from + i < end ? a[from + i] : 0xffffffffu;
+}
+
 static __device__ u64 nanoseconds() {
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

@@ -44,6 +44,20 @@ kernel void conformance_early_add(device const uint* a [[buffer(0)]],
     }
 }
 
+// `limit` is a number of bytes, and `a` has memory only below it.
+kernel void conformance_limited(device const uint* a [[buffer(0)]],
+                                device const ulong* limit [[buffer(1)]],
+                                device uint* out [[buffer(2)]],
+                                uint3 group [[threadgroup_position_in_grid]],
+                                uint own [[thread_index_in_threadgroup]],
+                                uint3 size [[threads_per_threadgroup]]) {
+    ulong from = ulong(group.x) * BLOCK;
+    ulong end = limit[0] / 4;
+    for (uint i = own; i < BLOCK; i += size.x) {
+        out[from + i] = from + i < end ? a[from + i] : 0xffffffffu;
+    }
+}
+
 // Metal has no clock in a kernel. The limit in milliseconds becomes a number of loads.
 kernel void conformance_spin(device const atomic_uint* flag [[buffer(0)]],
                              device uint* out [[buffer(1)]],

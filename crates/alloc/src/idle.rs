@@ -1,0 +1,178 @@
+//! Idle memory of growing blocks on its way back: to the pieces in hand, and addresses to the
+//! driver. [`ranges`](crate::ranges) says what is idle.
+//!
+//! The lock is not held across a call of the backing.
+
+use crate::backing::Chunk;
+use crate::extent::NIL;
+use crate::host;
+use crate::ranges::{Busy, IDLE_SHARE, Range};
+use crate::residency::{End, Residency, Source, Step};
+use crate::state::{Core, Inner};
+use leasehold_core::Result;
+
+/// Memory of a range that goes back.
+struct Leaving {
+    at: usize,
+    steps: Vec<Step>,
+    /// The range itself, if all of it goes: its addresses or its chunk.
+    whole: Option<(u64, u64, Option<Chunk>)>,
+}
+
+impl Core {
+    /// Takes `wanted` bytes of idle memory that nobody uses out of one range, or all that it has.
+    /// Parked blocks come first.
+    fn take_idle(&mut self, wanted: u64) -> Result<Option<Leaving>> {
+        let (ranges, heap) = (&mut self.ranges.0, &mut self.store.heap);
+        let bytes_of = |res: &Residency, piece: u32| res.bytes(res.pieces[piece as usize].granules);
+        let idle = |r: &Range| {
+            // A piece that reaches below the tail stays.
+            let loose = r.pieces.last().is_some_and(|&p| bytes_of(&heap.res, p) <= r.tail());
+            // (A parked block without memory has addresses to give back.)
+            r.busy == Busy::No && (loose || !r.held) && r.is_over()
+        };
+        let mut found = None;
+        for held in [false, true] {
+            let fits = |r: &Option<Range>| r.as_ref().is_some_and(|r| r.held == held && idle(r));
+            found = found.or_else(|| ranges.iter().position(fits));
+        }
+        let Some((at, range)) = found.and_then(|at| Some((at, ranges[at].as_mut()?))) else {
+            return Ok(None);
+        };
+        let mut steps = Vec::new();
+        host::room(&mut steps, range.pieces.len())?;
+        let mut taken = 0;
+        while taken < wanted
+            && let Some(&piece) = range.pieces.last()
+        {
+            let bytes = bytes_of(&heap.res, piece);
+            if taken + bytes > range.mapped - range.committed {
+                break;
+            }
+            taken += bytes;
+            range.pieces.pop();
+            let from_addr = range.base + range.mapped - taken;
+            steps.push(heap.leaving(piece, Source::Reclaimed { from: NIL, from_addr }));
+        }
+        let whole = !range.held && (range.chunk.is_some() || taken == range.mapped);
+        range.busy = Busy::Leaving;
+        range.mapped -= taken;
+        let whole = whole.then_some((range.base, range.bytes, range.chunk));
+        Ok(Some(Leaving { at, steps, whole }))
+    }
+
+    /// Writes down how memory left a range. Returns its bytes, and whether the addresses may go.
+    fn end_idle(&mut self, leaving: &Leaving) -> (u64, bool) {
+        let (mut freed, mut stays) = (0, 0);
+        for step in &leaving.steps {
+            self.store.heap.end_step(step);
+            match step.end {
+                End::Loose => freed += step.bytes,
+                End::Untouched => stays += step.bytes,
+                _ => {}
+            }
+        }
+        let slot = &mut self.ranges.0[leaving.at];
+        let Some(range) = slot else { return (freed, false) };
+        range.mapped += stays;
+        range.busy = Busy::No;
+        range.broken |= leaving.steps.iter().any(|s| s.end == End::LostAtSource);
+        // The steps went from the end, up to one that failed. (There is room: the pieces came from
+        // this list.)
+        let stays = leaving.steps.iter().rev().filter(|s| s.end == End::Untouched);
+        range.pieces.extend(stays.map(|s| s.piece));
+        let gone = leaving.whole.is_some() && range.pieces.is_empty();
+        let whole = gone && !range.broken;
+        if gone {
+            *slot = None;
+        }
+        (freed, whole)
+    }
+
+    /// Checks the growing blocks against the pieces. For tests.
+    pub(crate) fn check_ranges(&self) -> std::result::Result<(), String> {
+        let pieces = &self.store.heap.res.pieces;
+        let mut seen = vec![false; pieces.len()];
+        for (at, range) in self.ranges.0.iter().enumerate() {
+            let Some(range) = range.as_ref().filter(|r| r.busy == Busy::No) else {
+                continue;
+            };
+            let bytes: u64 = range
+                .pieces
+                .iter()
+                .map(|&p| self.store.heap.res.bytes(pieces[p as usize].granules))
+                .sum();
+            if range.chunk.is_none() && bytes != range.mapped || range.committed > range.mapped {
+                let (committed, mapped) = (range.committed, range.mapped);
+                return Err(format!("block {at} has {bytes} of {mapped}, uses {committed}"));
+            }
+            for &piece in &range.pieces {
+                if std::mem::replace(&mut seen[piece as usize], true) {
+                    return Err(format!("piece {piece} is in two places"));
+                }
+                self.store.heap.res.check_elsewhere(piece)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Brings idle memory whose uses are over back to the pieces in hand, `wanted` bytes if there
+    /// are so many. Calls the driver. Returns the bytes. Called without the lock.
+    pub(crate) fn give_back_idle(&self, wanted: u64) -> u64 {
+        let mut freed = 0;
+        while freed < wanted {
+            // Without host memory for the list the memory stays where it is.
+            let Ok(Some(mut leaving)) = self.core.lock().take_idle(wanted - freed) else { break };
+            for step in &mut leaving.steps {
+                if step.obtain(&*self.backing).is_err() {
+                    break;
+                }
+            }
+            self.trace_steps(&leaving.steps);
+            let (bytes, gone) = self.core.lock().end_idle(&leaving);
+            freed += bytes;
+            if let (Some((base, bytes, chunk)), true) = (leaving.whole, gone) {
+                freed += self.release_range(base, bytes, chunk);
+            }
+            if bytes == 0 && !gone {
+                break;
+            }
+        }
+        freed
+    }
+
+    /// Gives addresses without memory back to the driver, or a chunk. Returns the chunk's bytes.
+    pub(crate) fn release_range(&self, base: u64, bytes: u64, chunk: Option<Chunk>) -> u64 {
+        let Some(chunk) = chunk else {
+            // SAFETY: the range was reserved for a block that is gone, nothing is mapped in it, and
+            // it was taken out of the table.
+            unsafe { self.backing.release(base, bytes) };
+            return 0;
+        };
+        // SAFETY: the chunk was committed for a block that is gone, and was taken out of the table.
+        if unsafe { self.backing.decommit(chunk) }.is_err() {
+            self.core.lock().store.heap.res.quarantined += chunk.bytes;
+            return 0;
+        }
+        self.budget.give_back(chunk.bytes);
+        chunk.bytes
+    }
+
+    /// Brings idle memory beyond its share back to the pieces in hand.
+    pub(crate) fn trim_idle(&self) {
+        let most = self.budget.limit().min(self.caps.physical) / IDLE_SHARE;
+        let idle = self.core.lock().ranges.idle_bytes();
+        if idle > most {
+            self.give_back_idle(idle - most);
+        }
+    }
+
+    /// The end of all growing blocks: nobody holds one.
+    pub(crate) fn end_ranges(&mut self) {
+        let ranges = &mut self.core.get_mut().ranges;
+        (0..ranges.0.len() as u32).for_each(|at| ranges.park(at));
+        self.give_back_idle(u64::MAX);
+    }
+}

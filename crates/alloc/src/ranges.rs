@@ -1,0 +1,118 @@
+//! Growing blocks: addresses for a maximum, with memory from the beginning up to what is in use.
+//!
+//! A growing block has a reservation of its own. Its pieces are the heap's: a growth takes pieces
+//! in hand, pieces from under free memory and new ones, and what a block no longer needs goes back
+//! to the pieces in hand. So caches, weights and activations share one pool and one budget. The
+//! address never changes.
+//!
+//! # Invariants
+//! - The first `committed` bytes of a block are backed. What is backed beyond them is its *tail*.
+//! - A place goes from vacant to mapped while no work knows it, and from mapped to vacant after
+//!   the last use of the block that was recorded when the tail became one. Nothing is remapped.
+//! - A thread that calls the driver for a block has marked it busy. No other thread changes its
+//!   mappings. Places that leave are not mapped any more from the moment when the mark is set.
+//!
+//! # Idle memory
+//! Tails are idle, and so is all memory of a *parked* block: one that nobody holds any more. A new
+//! block of the same maximum adopts a parked one, with what is mapped there. Idle memory may be one
+//! part in [`IDLE_SHARE`] of the budget. What is more goes back to the pieces in hand at the next
+//! slow path, and all of it does before an allocation fails.
+//!
+//! This module must not know how a block gets longer: `growing` does.
+
+use crate::backing::Chunk;
+use crate::residency::{End, Step};
+use leasehold_core::PackedTimepoint;
+use leasehold_core::defects::{Defect, planted};
+
+/// Idle memory of growing blocks is one part in so many of the budget at most.
+pub(crate) const IDLE_SHARE: u64 = 8;
+
+/// A thread's calls of the driver for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Busy {
+    /// There are none.
+    No,
+    /// The block gets memory.
+    Mapping,
+    /// Memory beyond its end leaves.
+    Leaving,
+}
+
+/// The addresses of a growing block, and what is mapped there. All lengths are whole granules.
+pub(crate) struct Range {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    pub(crate) committed: u64,
+    pub(crate) mapped: u64,
+    /// The pieces, in the order of their places.
+    pub(crate) pieces: Vec<u32>,
+    /// All of it, where addresses and memory are one.
+    pub(crate) chunk: Option<Chunk>,
+    /// The uses that may still reach the tail.
+    pub(crate) until: Vec<PackedTimepoint>,
+    pub(crate) held: bool,
+    pub(crate) busy: Busy,
+    /// The driver did not unmap a place beyond what is mapped. Nothing more is mapped here.
+    pub(crate) broken: bool,
+}
+
+impl Range {
+    /// Bytes that may go back to the driver once their uses are over.
+    pub(crate) fn tail(&self) -> u64 {
+        if self.busy != Busy::No || self.chunk.is_some() && self.held {
+            return 0;
+        }
+        self.mapped - self.committed
+    }
+
+    /// Takes the pieces of a plan that ran, in the order of their places. Of one that failed,
+    /// nothing is mapped, unless the driver kept a place: then the range is broken.
+    pub(crate) fn take_pieces(&mut self, steps: &[Step], done: bool) {
+        if done {
+            self.pieces.extend(steps.iter().map(|s| s.piece));
+            self.mapped += steps.iter().map(|s| s.bytes).sum::<u64>();
+        }
+        self.broken |= steps.iter().any(|s| s.end == End::LostAtTarget);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        planted(Defect::UnmappedEarly) || self.until.iter().all(|p| p.has_passed())
+    }
+}
+
+/// The growing blocks of an allocator.
+#[derive(Default)]
+pub(crate) struct Ranges(pub(crate) Vec<Option<Range>>);
+
+impl Ranges {
+    /// Bytes of tails and parked blocks.
+    pub(crate) fn idle_bytes(&self) -> u64 {
+        self.0.iter().flatten().map(Range::tail).sum()
+    }
+
+    /// Bytes that wait for uses, and the uses.
+    pub(crate) fn pending(&self, mut f: impl FnMut(u64, PackedTimepoint)) {
+        for range in self.0.iter().flatten().filter(|r| r.tail() > 0) {
+            range.until.iter().filter(|p| !p.has_passed()).for_each(|&p| f(range.tail(), p));
+        }
+    }
+
+    /// Whether no work can reach memory that nobody holds.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.iter().flatten().all(Range::is_over)
+    }
+
+    /// Calls `f` with each block's address, committed bytes, and bytes that are mapped.
+    pub(crate) fn each(&self, mut f: impl FnMut(u64, u64, u64)) {
+        self.0.iter().flatten().for_each(|r| f(r.base, r.committed, r.mapped));
+    }
+
+    /// Nobody holds the block any more, and its last use is over. Takes no host memory.
+    pub(crate) fn park(&mut self, at: u32) {
+        if let Some(Some(range)) = self.0.get_mut(at as usize) {
+            (range.held, range.committed) = (false, 0);
+            range.until.clear();
+        }
+    }
+}

@@ -1,0 +1,1 @@
+../../../crates/capi/include/leasehold_runtime.h

@@ -1,0 +1,532 @@
+//! Streams, and recordings, which are streams too.
+//!
+//! A call that gives a stream work leaves the interpreter's lock: it may pause for room, or wait
+//! for another thread's call. What such a thread waits for may need the interpreter.
+
+use crate::arguments;
+use crate::buffer::Base;
+use crate::callbacks;
+use crate::copies::{self, End};
+use crate::device::{Device, State, state};
+use crate::download::Download;
+use crate::errors::{Class, raise};
+use crate::event::EventObject;
+use crate::graph::GraphObject;
+use crate::kernel::{self, KernelObject, Signature};
+use crate::memory::{self, Block, Giving};
+use leasehold::graph::GraphRecording;
+use leasehold::{Access, Error, Operand, Result, Runtime, Stream, StreamDesc};
+use leasehold_core::sync::{Arc, Mutex};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The longest wait between two looks at the interpreter's signals.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits without the interpreter's lock, for a limited time if there is a limit. Ctrl-C ends the
+/// wait.
+pub(crate) fn within(
+    py: Python<'_>,
+    limit: Option<Duration>,
+    wait: impl Fn(Option<Duration>) -> Result<()> + Sync,
+) -> PyResult<()> {
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    loop {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let is_last = left.is_some_and(|left| left <= LOOK);
+        match py.detach(|| wait(Some(left.unwrap_or(LOOK).min(LOOK)))) {
+            Err(Error::Timeout(_)) if !is_last => py.check_signals()?,
+            Err(Error::Timeout(_)) => {
+                let limit = limit.unwrap_or_default();
+                return Err(raise(Error::Timeout(
+                    format!("the work was not over after {limit:?}; wait longer").into(),
+                )));
+            }
+            other => return other.map_err(raise),
+        }
+    }
+}
+
+/// The iterator that `await` runs of an object with `_on_complete`, and `_result` if it has one.
+pub(crate) fn awaited<'py>(
+    of: &Bound<'py, PyAny>,
+    has_result: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let begin = of.getattr("_on_complete")?;
+    let result = if has_result { Some(of.getattr("_result")?) } else { None };
+    of.py().import("leasehold._async")?.call_method1("wait", (begin, result))
+}
+
+/// What a recording was given.
+#[derive(Default)]
+pub(crate) struct Recorded {
+    /// The memory that the graph uses.
+    pub(crate) blocks: Vec<Arc<Block>>,
+    /// The kernels of launches, by node.
+    pub(crate) launches: BTreeMap<u32, Arc<Signature>>,
+}
+
+/// The state of a recording.
+enum Recording {
+    Open(GraphRecording, Recorded),
+    Ended(Py<GraphObject>),
+    /// It was given up.
+    Gone,
+}
+
+/// A queue of work of a device.
+///
+/// Work of a stream runs in the order of the calls. Between streams the runtime derives the order
+/// from the buffers: an operation begins after the earlier uses of its buffers, whatever stream
+/// they were on. No call waits for the device but `synchronize`, `query`, and the end of a `with`
+/// block. Any thread may use a stream.
+///
+/// Work that fails ends the stream: from then on each call raises that failure. Take a new stream
+/// to go on. A buffer that the work was to write hands the failure on until it is overwritten as a
+/// whole.
+///
+/// The end of a `with` block waits for the stream's work. `await stream` waits without blocking
+/// the event loop. What is pending when the program ends is lost.
+///
+/// Parameters
+/// ----------
+/// device
+///     The device, or its name.
+/// priority
+///     A greater number is more urgent. The device's range bounds it.
+/// name
+///     The name in reports and messages.
+///
+/// Examples
+/// --------
+/// >>> import leasehold
+/// >>> device = leasehold.Device("cpu:0")
+/// >>> x = device.empty(4, "int32")
+/// >>> with leasehold.Stream(device) as stream:
+/// ...     stream.fill(x, 7)
+/// >>> memoryview(x).tolist()
+/// [7, 7, 7, 7]
+#[pyclass(frozen, weakref, name = "Stream", module = "leasehold")]
+pub(crate) struct StreamObject {
+    device: Arc<State>,
+    /// The device's runtime, with this stream as its own.
+    runtime: Runtime,
+    recording: Option<Mutex<Recording>>,
+}
+
+/// The stream that an argument is.
+pub(crate) fn argument<'a>(of: &'a Bound<'_, PyAny>) -> PyResult<&'a StreamObject> {
+    of.cast::<StreamObject>().map(Bound::get).map_err(|_| {
+        Class::ArgumentType.error(format!("a stream is a leasehold.Stream, not {}", of.get_type()))
+    })
+}
+
+impl StreamObject {
+    fn make(device: &Arc<State>, priority: i32, name: Option<String>) -> Result<Self> {
+        device.use_streams()?;
+        let stream = device.runtime.create_stream_with(&StreamDesc::priority(priority))?;
+        if let Some(name) = name {
+            stream.set_name(name);
+        }
+        Ok(Self { device: device.clone(), runtime: stream.runtime(), recording: None })
+    }
+
+    /// A stream of a new recording.
+    pub(crate) fn begin(device: &Arc<State>) -> Result<Self> {
+        device.use_streams()?;
+        let begun = GraphRecording::begin(&device.runtime)?;
+        let runtime = begun.runtime().clone();
+        let recording = Some(Mutex::new(Recording::Open(begun, Recorded::default())));
+        Ok(Self { device: device.clone(), runtime, recording })
+    }
+
+    /// The runtime's stream.
+    ///
+    /// # Errors
+    /// `InvalidState` in a child of the process that made it.
+    pub(crate) fn stream(&self) -> Result<&Stream> {
+        self.device.check_process()?;
+        Ok(self.runtime.stream())
+    }
+
+    /// Gives the stream an operation on blocks, without the interpreter's lock. `note` says what a
+    /// recording keeps besides, by the node.
+    pub(crate) fn submit(
+        &self,
+        py: Python<'_>,
+        blocks: &[Arc<Block>],
+        note: Option<&Arc<Signature>>,
+        run: impl FnOnce(&Stream) -> Result<()> + Send,
+    ) -> PyResult<()> {
+        let submit = || {
+            let stream = self.stream()?;
+            let Some(recording) = &self.recording else {
+                return Block::ordered(blocks, &self.device, stream, || run(stream));
+            };
+            let node = stream.next_node();
+            run(stream)?;
+            // Only now: an operation that is refused leaves nothing behind.
+            if let Recording::Open(_, recorded) = &mut *recording.lock() {
+                recorded.blocks.extend(blocks.iter().cloned());
+                if let (Some(node), Some(signature)) = (node, note) {
+                    recorded.launches.insert(node.index(), signature.clone());
+                }
+            }
+            Ok(())
+        };
+        let giving = Giving::begin(py, blocks);
+        let given = py.detach(submit);
+        drop(giving);
+        given.map_err(raise)
+    }
+
+    /// Ends the recording, and keeps its graph.
+    fn end(&self, py: Python<'_>, recording: &Mutex<Recording>) -> PyResult<()> {
+        let Recording::Open(open, recorded) =
+            std::mem::replace(&mut *recording.lock(), Recording::Gone)
+        else {
+            return Err(raise(Error::recording("the recording has ended; begin another one")));
+        };
+        let (made, open) = py.detach(|| (open.stop(), open));
+        match made {
+            Ok(graph) => {
+                let graph = Py::new(py, GraphObject::new(&self.device, graph, recorded))?;
+                *recording.lock() = Recording::Ended(graph);
+                Ok(())
+            }
+            Err(error) => {
+                // On another thread than its own it goes on.
+                if self.runtime.is_graph_recording() {
+                    *recording.lock() = Recording::Open(open, recorded);
+                }
+                Err(raise(error))
+            }
+        }
+    }
+
+    /// The bytes of a buffer as an operand.
+    fn buffer(of: &Bound<'_, PyAny>, what: &str) -> PyResult<(Arc<Block>, (u64, u64))> {
+        let refuse = |_| {
+            let kind = of.get_type();
+            Class::ArgumentType.error(format!("{what} of a stream is a Buffer, not {kind}"))
+        };
+        of.cast::<Base>().map_err(refuse)?.get().range()
+    }
+}
+
+impl Drop for StreamObject {
+    fn drop(&mut self) {
+        if self.device.is_forked() {
+            // The locks of the parent's pools may be held in a child.
+            std::mem::forget(self.runtime.clone());
+            if let Some(recording) = &self.recording {
+                std::mem::forget(std::mem::replace(&mut *recording.lock(), Recording::Gone));
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl StreamObject {
+    #[new]
+    #[pyo3(
+        signature = (device, *, priority=None, name=None),
+        text_signature = "(device, *, priority=0, name=None)"
+    )]
+    fn new(
+        device: &Bound<'_, PyAny>,
+        priority: Option<&Bound<'_, PyAny>>,
+        name: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let priority = arguments::optional(priority, "a priority is a number")?.unwrap_or(0);
+        let name = arguments::optional(name, "a name is a text")?;
+        let state = state(device)?;
+        device.py().detach(|| Self::make(&state, priority, name)).map_err(raise)
+    }
+
+    /// The device.
+    #[getter]
+    fn device(&self) -> Device {
+        Device(self.device.clone())
+    }
+
+    /// The name in reports and messages.
+    #[getter]
+    fn name(&self) -> PyResult<Option<String>> {
+        let name = self.stream().map_err(raise)?.name();
+        Ok(name.map(|name| name.as_str().to_owned()))
+    }
+
+    #[setter]
+    fn set_name(&self, name: &Bound<'_, PyAny>) -> PyResult<()> {
+        let name: String = arguments::value(name, "a name is a text")?;
+        self.stream().map_err(raise)?.set_name(name);
+        Ok(())
+    }
+
+    /// The handle of the driver's stream (`CUstream`); 0 where there is none.
+    #[getter]
+    fn native(&self) -> PyResult<u64> {
+        Ok(self.stream().map_err(raise)?.native())
+    }
+
+    /// Whether the stream is of a recording.
+    #[getter]
+    fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// The number that the next operation of a recording has in `Graph.update`.
+    #[getter]
+    fn next_node(&self) -> PyResult<u32> {
+        let node = self.stream().map_err(raise)?.next_node();
+        let node = node.ok_or_else(|| {
+            raise(Error::recording("only a recording numbers operations, on its own thread"))
+        })?;
+        Ok(node.index())
+    }
+
+    /// The graph of a recording that has ended.
+    #[getter]
+    fn graph(&self, py: Python<'_>) -> PyResult<Py<GraphObject>> {
+        if let Some(recording) = &self.recording
+            && let Recording::Ended(graph) = &*recording.lock()
+        {
+            return Ok(graph.clone_ref(py));
+        }
+        let cure = "the end of a block `with device.record() as stream:` makes it";
+        Err(Class::InvalidState.error(format!("the stream has no graph; {cure}")))
+    }
+
+    /// Launches a kernel.
+    ///
+    /// Parameters
+    /// ----------
+    /// kernel
+    ///     A `Kernel`.
+    /// args
+    ///     The kernel's buffers and numbers, in its order: a list or a tuple.
+    /// grid
+    ///     The number of blocks, or a tuple of up to three for as many directions. On the CPU: of
+    ///     tiles. With a zero in it the launch does nothing.
+    /// block
+    ///     The threads of a block, likewise. Means nothing to a CPU.
+    /// shared_bytes
+    ///     Shared memory of a block beside what the kernel declares itself.
+    #[pyo3(
+        signature = (kernel, args, *, grid, block=None, shared_bytes=None),
+        text_signature = "($self, kernel, args, *, grid, block=1, shared_bytes=0)"
+    )]
+    fn launch(
+        &self,
+        kernel: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyAny>,
+        grid: &Bound<'_, PyAny>,
+        block: Option<&Bound<'_, PyAny>>,
+        shared_bytes: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = kernel.py();
+        let refuse = |_| {
+            let kind = kernel.get_type();
+            Class::ArgumentType.error(format!("a kernel is a leasehold.Kernel, not {kind}"))
+        };
+        let kernel = kernel.cast::<KernelObject>().map_err(refuse)?.get();
+        let grid = kernel::grid(grid, block, shared_bytes)?;
+        let given = kernel.signature.arguments(args)?;
+        self.submit(py, &given.blocks, Some(&kernel.signature), |stream| {
+            let access = kernel.signature.access();
+            let mut operands: Vec<Operand<'_>> = Vec::with_capacity(access.len());
+            for ((block, &range), &access) in given.blocks.iter().zip(&given.ranges).zip(access) {
+                operands.push(block.operand(range, access)?);
+            }
+            stream.launch(&kernel.base, &operands, &*given.params, grid)
+        })
+    }
+
+    /// Copies a buffer to another one with as many bytes, of any device.
+    fn copy(&self, to: &Bound<'_, PyAny>, source: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (to_block, to_range) = Self::buffer(to, "the target")?;
+        let (from_block, from_range) = Self::buffer(source, "the source")?;
+        let blocks = [to_block, from_block];
+        self.submit(to.py(), &blocks, None, |stream| {
+            let to = blocks[0].operand(to_range, Access::Write)?.view();
+            stream.copy(to, blocks[1].operand(from_range, Access::Read)?.view())
+        })
+    }
+
+    /// Sets every element of a buffer to a number.
+    fn fill(&self, buffer: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (block, range) = Self::buffer(buffer, "the target")?;
+        let element = buffer.cast::<Base>()?.get().layout().dtype.pack(value)?;
+        let blocks = [block];
+        self.submit(value.py(), &blocks, None, |stream| {
+            memory::fill(stream, blocks[0].operand(range, Access::Write)?.view(), &element)
+        })
+    }
+
+    /// Copies an array of the host to a buffer. The bytes are taken during the call; in a recording
+    /// the graph keeps them.
+    fn upload(&self, to: &Bound<'_, PyAny>, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = to.py();
+        let (block, range) = Self::buffer(to, "the target")?;
+        let layout = to.cast::<Base>()?.get().parts()?;
+        let bytes = copies::taken(py, &End::new(layout.0, layout.1)?, &End::of(array, false)?)?;
+        let blocks = [block];
+        self.submit(py, &blocks, None, |stream| {
+            stream.upload_owned(blocks[0].operand(range, Access::Write)?.view(), bytes)
+        })
+    }
+
+    /// Begins a copy of a buffer's bytes to the host: `await` gives them, and so does `result`.
+    fn download(&self, buffer: &Bound<'_, PyAny>) -> PyResult<Download> {
+        if self.recording.is_some() {
+            return Err(raise(Error::recording(
+                "a buffer is read back after a launch of the graph, by a stream that does not record",
+            )));
+        }
+        let (block, range) = Self::buffer(buffer, "the source")?;
+        Download::begin(buffer.py(), &self.device, self.stream().map_err(raise)?, block, range)
+    }
+
+    /// Calls `function(*args)` on a thread of the runtime when the stream comes to it; in a
+    /// recording at each launch. An exception fails the stream, with its text. The function must
+    /// not wait for its own stream.
+    #[pyo3(signature = (function, *args))]
+    fn host_call(&self, function: &Bound<'_, PyAny>, args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let py = function.py();
+        if !function.is_callable() {
+            return Err(Class::ArgumentType.error("a host call is a function"));
+        }
+        callbacks::note(py);
+        let (function, args) = (function.clone().unbind(), args.clone().unbind());
+        self.submit(py, &[], None, |stream| {
+            stream.host_call("a function of Python", move || callbacks::call(&function, &args))
+        })
+    }
+
+    /// Records an event at the stream's present end, and returns it: `event`, or a new one.
+    #[pyo3(signature = (event=None))]
+    fn record<'py>(
+        &self,
+        py: Python<'py>,
+        event: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, EventObject>> {
+        let event = match event {
+            Some(event) => event
+                .cast::<EventObject>()
+                .map_err(|_| Class::ArgumentType.error("an event is a leasehold.Event"))?
+                .clone(),
+            None => {
+                let made = py.detach(|| EventObject::make(&self.device, false)).map_err(raise)?;
+                Bound::new(py, made)?
+            }
+        };
+        let recorded = event.get();
+        self.submit(py, &[], None, |stream| stream.record(&recorded.event))?;
+        Ok(event)
+    }
+
+    /// Lets later work begin after the last record of an event, or after all work so far of
+    /// another stream. Returns at once. Only for what the buffers do not say.
+    fn wait(&self, other: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = other.py();
+        if let Ok(event) = other.cast::<EventObject>() {
+            let event = event.get();
+            return self.submit(py, &[], None, |stream| stream.wait_event(&event.event));
+        }
+        let Ok(other) = other.cast::<StreamObject>() else {
+            return Err(Class::ArgumentType.error(format!(
+                "a stream waits for an Event or a Stream, not {}",
+                other.get_type()
+            )));
+        };
+        let other = other.get();
+        if other.recording.is_some() {
+            return Err(raise(Error::recording(
+                "a recording runs nothing that could be waited for",
+            )));
+        }
+        self.submit(py, &[], None, |stream| stream.wait(other.stream()?.now()))
+    }
+
+    /// Returns whether all work so far is over. Raises the stream's failure.
+    fn query(&self, py: Python<'_>) -> PyResult<bool> {
+        py.detach(|| self.stream()?.query()).map_err(raise)
+    }
+
+    /// Waits until all work so far is over, for `timeout` seconds if that is given. Raises the
+    /// stream's failure.
+    #[pyo3(signature = (timeout=None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let timeout = arguments::timeout(timeout)?;
+        within(py, timeout, |limit| match limit {
+            Some(limit) => self.stream()?.synchronize_timeout(limit),
+            None => self.stream()?.synchronize(),
+        })
+    }
+
+    /// Makes sure that all work so far is on its way to the device.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.stream()?.flush()).map_err(raise)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        if let Some(recording) = &slf.get().recording
+            && !matches!(*recording.lock(), Recording::Open(..))
+        {
+            return Err(raise(Error::recording("the recording has ended; begin another one")));
+        }
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (exception_type=None, *_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exception_type: Option<&Bound<'_, PyAny>>,
+        _exception: &Bound<'_, PyTuple>,
+    ) -> PyResult<()> {
+        match (&self.recording, exception_type) {
+            (Some(recording), None) => self.end(py, recording),
+            (Some(recording), Some(_)) => {
+                let gone = std::mem::replace(&mut *recording.lock(), Recording::Gone);
+                // Without the lock: what was recorded may be anybody's.
+                py.detach(|| drop(gone));
+                Ok(())
+            }
+            (None, None) => self.synchronize(py, None),
+            (None, Some(_)) => Ok(()),
+        }
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        if slf.get().recording.is_some() {
+            return Err(raise(Error::recording("a recording runs nothing that could be awaited")));
+        }
+        awaited(slf.as_any(), false)
+    }
+
+    /// Calls a function with `None` once all work so far is over, or with the failure.
+    fn _on_complete(&self, py: Python<'_>, function: Py<PyAny>) -> PyResult<()> {
+        on_complete(py, self.stream().map_err(raise)?, function);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let kind = if self.recording.is_some() { ", recording" } else { "" };
+        format!("Stream('{}'{kind})", self.device.name)
+    }
+}
+
+/// Calls a function with `None` once all work of a stream so far is over, or with the failure.
+pub(crate) fn on_complete(py: Python<'_>, stream: &Stream, function: Py<PyAny>) {
+    callbacks::note(py);
+    py.detach(|| stream.on_complete(move |result| callbacks::tell(&function, result)));
+}
+
+/// A numbered launch of a graph.
+pub(crate) fn node(of: &Bound<'_, PyAny>) -> PyResult<u32> {
+    arguments::value(of, "a node is a number, from Stream.next_node")
+}
