@@ -54,7 +54,7 @@ impl Scratch {
         // computes products alone.
         let apart = has_vendor_products(model, rows)
             || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
-        // Products on tensor cores do not normalise their input.
+        // Products of several rows on tensor cores are faster if a kernel in front normalises.
         let tensor = rows > 1 && has_tensor_products(model);
         let normed = tensor || rows > ops::NORM_ROWS;
         let (query, kv) = (c.query_width(), c.kv_width());
@@ -87,9 +87,11 @@ pub(crate) fn has_tensor_products(model: &Model) -> bool {
     model.activations() != DType::F32 && model.parts.library.has_tensor_products()
 }
 
-/// Returns whether a vendor's library computes products of `rows` rows.
+/// Returns whether a vendor's library computes the products of `rows` rows with `gate` and `up`.
 fn has_vendor_products(model: &Model, rows: u32) -> bool {
-    model.activations() != DType::F32 && model.parts.library.has_vendor_products(rows)
+    let (c, library) = (model.own(), &model.parts.library);
+    let elements = c.hidden_size as u64 * c.intermediate_size as u64;
+    model.activations() != DType::F32 && library.has_vendor_products(rows, elements)
 }
 
 /// An operator of a computation, with what it multiplies. Operators beside products and attention

@@ -9,6 +9,7 @@
 //! Row-major `y[m,n] = x[m,k] · W[n,k]ᵀ` is column-major `yᵀ[n,m] = W · xᵀ`.
 
 use crate::kernels::cpu::elem::DType;
+use crate::kernels::cuda::STREAMED;
 use crate::ops::Projection;
 use crate::tensor::Tensor;
 use cudarc::cublaslt::result::{self as lt, CublasError};
@@ -23,9 +24,11 @@ use std::sync::Arc;
 
 /// Bytes of the workspace: what NVIDIA recommends for its Hopper devices.
 const WORKSPACE: u64 = 32 << 20;
-/// The fewest rows of a product that the library computes. Up to sixteen rows the kernels of this
-/// crate are as fast, and a graph has them as kernels.
-pub(crate) const ROWS: u32 = 17;
+/// The fewest rows of a product that the library computes.
+const ROWS: u32 = 17;
+/// The fewest elements of a matrix that the library multiplies by as many rows as kernels of this
+/// crate stream it for. Smaller ones are as fast there, and begin early in a graph.
+const LARGE: u64 = 1 << 25;
 /// Bytes to which matrices and rows are aligned for the library's fast algorithms.
 const ALIGN: u64 = 16;
 /// A name in the environment that keeps the library from being used.
@@ -43,6 +46,12 @@ struct Shape {
     types: [DType; 2],
     bias: bool,
     add: bool,
+}
+
+/// Returns whether the library is the faster one for a product of `rows` rows with a matrix of
+/// `elements`.
+pub(crate) fn is_faster(rows: u32, elements: u64) -> bool {
+    rows > STREAMED || (rows >= ROWS && elements >= LARGE)
 }
 
 fn native(dtype: DType) -> sys::cudaDataType {
@@ -215,7 +224,9 @@ impl Gemm {
         to: &[Projection<'_>],
         add: bool,
     ) -> Option<Products> {
-        if x.rows() < ROWS || x.dtype() == DType::F32 {
+        let elements = |t: &Tensor| u64::from(t.rows()) * u64::from(t.cols());
+        let faster = to.iter().all(|p| is_faster(x.rows(), elements(p.weight)));
+        if !faster || x.dtype() == DType::F32 {
             return None;
         }
         let aligned = |t: &Tensor| {

@@ -316,25 +316,28 @@ impl Library {
         self.preferred.iter().find(takes).map_or_else(|| self.kernel(name), Ok)
     }
 
-    /// Returns whether a library of the device's vendor computes products of `rows` rows: cuBLASLt
-    /// on CUDA, if the rows are many, the machine has it, the environment does not name
-    /// `LEASEHOLD_NO_CUBLASLT`, and all matrices are of one of the types bf16 and f16. A `y` of f32
-    /// is one of those too, if there is no bias. Otherwise the kernels of this crate do. The first
-    /// call for many rows loads the vendor's library.
+    /// Returns whether a library of the device's vendor computes products of `rows` rows with a
+    /// matrix of `elements`: cuBLASLt on CUDA, for 33 rows and more, or 17 and a matrix of 2^25
+    /// elements, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
+    /// all matrices are of one of the types bf16 and f16. A `y` of f32 is one of those too, if
+    /// there is no bias. Otherwise the kernels of this crate do. The first call for many rows loads
+    /// the vendor's library.
     #[must_use]
-    pub fn has_vendor_products(&self, rows: u32) -> bool {
+    pub fn has_vendor_products(&self, rows: u32, elements: u64) -> bool {
         #[cfg(feature = "cuda")]
-        return rows >= crate::gemm::ROWS && self.gemm.as_ref().is_some_and(|g| g.is_present());
+        return crate::gemm::is_faster(rows, elements)
+            && self.gemm.as_ref().is_some_and(|g| g.is_present());
         #[cfg(not(feature = "cuda"))]
         {
-            let _ = rows;
+            let _ = (rows, elements);
             false
         }
     }
 
     /// Returns whether the device has kernels for tensor cores that compute products of two rows
-    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels do not
-    /// normalise `x`.
+    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels
+    /// normalise up to [`NORM_ROWS`](crate::ops::NORM_ROWS) rows of bf16 with a weight of bf16, and
+    /// no others.
     #[must_use]
     pub fn has_tensor_products(&self) -> bool {
         self.preferred.iter().any(|kernel| kernel.spec.name == Linear::NAME)

@@ -110,7 +110,9 @@ fn constants_are_the_same_in_all_languages() {
         cuda(module, format!("constexpr u32 THREADS = {THREADS};"));
         cuda(module, format!("constexpr u32 BIAS = {};", cpu::linear::BIAS));
     }
-    cuda(&cuda::LINEAR_TILES, format!("constexpr u32 STREAMED = {};", cuda::STREAMED));
+    let fragments = cuda::STREAMED / cuda::FRAGMENT;
+    cuda(&cuda::LINEAR_TILES, format!("constexpr u32 STREAMED = {fragments} * FRAGMENT;"));
+    cuda(&cuda::LINEAR_TILES, format!("constexpr u32 FRAGMENT = {};", cuda::FRAGMENT));
     cuda(&cuda::LINEAR_TILES, format!("constexpr u32 STREAM = {};", cuda::STREAM));
     cuda(&cuda::ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};"));
     mps(&mps::ELEMENTWISE, format!("constexpr u32 PIECE = {PIECE};"));

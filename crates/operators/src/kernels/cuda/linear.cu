@@ -341,7 +341,9 @@ template <int R, int G, int J> struct Batch {
 };
 
 // Some columns of all rows of weights from `begin` to `end`, `J` reads of a thread for each row. The
-// sums go to `shared`: for each row and matrix one of each warp.
+// sums go to `shared`: for each row and matrix one of each warp. A norm multiplies x by its weight here.
+// The squares of x go to `scratch`, one sum of each warp: their factor multiplies the finished sums, so
+// no product waits for all of x.
 template <class W, int J, int G, int MATRICES>
 INLINE void long_columns(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
                          u32 begin, u32 end, u32 from, float* scratch, float* shared) {
@@ -365,8 +367,7 @@ INLINE void long_columns(const LinearParams& p, const void* x, const void* norm,
             }
         }
     };
-    // The reads of x go first, because it would wait behind the weights. They come while x is
-    // normalised.
+    // The reads of x go first, because it would wait behind the weights.
     uint4 word[J], weight[J];
 #pragma unroll
     for (int j = 0; j < J; ++j) {
@@ -380,14 +381,14 @@ INLINE void long_columns(const LinearParams& p, const void* x, const void* norm,
 #pragma unroll
     for (int j = 0; j < J; ++j) unpack<W, N>(word[j], value[j]);
     if (p.flags & NORM) {
-        const float squares = squares_of(value);
-        const float factor = factor_of(p, block_sum(squares, scratch));
+        const float squares = warp_sum(squares_of(value));
+        if (threadIdx.x == 0) scratch[warp] = squares;
 #pragma unroll
         for (int j = 0; j < J; ++j) {
             float g[N];
             unpack<W, N>(weight[j], g);
 #pragma unroll
-            for (int e = 0; e < N; ++e) value[j][e] = value[j][e] * factor * g[e];
+            for (int e = 0; e < N; ++e) value[j][e] = value[j][e] * g[e];
         }
     }
 #pragma unroll 1
@@ -426,6 +427,13 @@ INLINE void long_row(const LinearParams& p, const void* x, const void* norm, con
         long_columns<W, J>(p, x, norm, outputs, begin, end, from, scratch, shared);
     }
     __syncthreads();
+    float factor = 1.0f;
+    if (p.flags & NORM) {
+        float squares = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; ++w) squares += scratch[w];
+        factor = factor_of(p, squares);
+    }
     for (u32 n = begin + thread_index(); n < end; n += THREADS) {
         float sum[G];
 #pragma unroll
@@ -433,6 +441,7 @@ INLINE void long_row(const LinearParams& p, const void* x, const void* norm, con
             sum[g] = 0.0f;
 #pragma unroll
             for (u32 w = 0; w < WARPS; ++w) sum[g] += shared[((n - begin) * G + g) * WARPS + w];
+            sum[g] *= factor;
         }
         u64 index = n;
         const Output<G> o = find(outputs, index);

@@ -19,7 +19,7 @@
 //! This module must not know the driver.
 
 use super::blocks::{
-    Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, from_bytes, heads_down, kernel_list, width,
+    Blocks, LONG_BLOCKS, MAX_Y, THREADS, from_bytes, heads_down, kernel_list, width,
 };
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
@@ -207,10 +207,10 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_THREADS),
     },
-    product_tiles::<Linear, 1>("linear_tiles"),
-    product_tiles::<LinearAdd, 1>("linear_add_tiles"),
-    product_tiles::<Linear3, 1>("linear3_tiles"),
-    product_tiles::<LinearGated, 2>("linear_gated_tiles"),
+    product_tiles::<Linear, 1, true>("linear_tiles"),
+    product_tiles::<LinearAdd, 1, false>("linear_add_tiles"),
+    product_tiles::<Linear3, 1, true>("linear3_tiles"),
+    product_tiles::<LinearGated, 2, true>("linear_gated_tiles"),
 ];
 
 /// Threads of a block on tensor cores (`THREADS` in the source).
@@ -243,8 +243,10 @@ fn is_half(dtype: u32) -> bool {
 }
 
 /// The maximum number of rows of x for which products on tensor cores stream the weights, and the
-/// rows of weights of a block (`STREAMED` and `STREAM` in the source).
-pub(super) const STREAMED: u32 = 16;
+/// most rows of weights of a block (`STREAMED` and `STREAM` in the source).
+pub(crate) const STREAMED: u32 = 2 * FRAGMENT;
+/// Rows of x of a fragment of tensor cores.
+pub(super) const FRAGMENT: u32 = 16;
 pub(super) const STREAM: u32 = 32;
 /// Rows of x and of weights of a tile of a larger product, which are as many as the threads of a
 /// block in x.
@@ -254,8 +256,9 @@ const LARGE_TILE: u32 = 128;
 /// are small.
 const MANY_TILES: u64 = 128;
 
-/// The product `K` on tensor cores, each of whose outputs has `MATRICES` rows of weights.
-const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
+/// The product `K` on tensor cores, each of whose outputs has `MATRICES` rows of weights. With
+/// `NORMS` it normalises a few rows on request.
+const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32, const NORMS: bool>(
     entry: &'static str,
 ) -> CudaSpec {
     CudaSpec {
@@ -263,7 +266,12 @@ const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
         entry,
         module: &LINEAR_TILES,
         archs: GENERATIONS,
-        takes: |params| LinearParams::from_bytes(params).is_some_and(|p| multiplied(&p)),
+        takes: |params| {
+            let p = LinearParams::from_bytes(params);
+            p.is_some_and(|p| {
+                multiplied(&p) && (p.flags & linear::NORM == 0 || NORMS && normed(&p))
+            })
+        },
         geometry: |params| product_blocks(&from_bytes(params)?, MATRICES),
     }
 }
@@ -273,8 +281,10 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     let across =
         |side: u32| -> u64 { p.n.iter().map(|&n| u64::from(n.div_ceil(side / matrices))).sum() };
     if p.m <= STREAMED {
-        let blocks = across(STREAM).min(LONG_BLOCKS.into()) as u32;
-        return Ok(Grid::new([blocks, 1, 1]).threads([WARP, THREADS / WARP, 1]));
+        // Blocks of all rows would leave processors of the largest devices idle.
+        let rows = if across(STREAM) < MANY_TILES { STREAM / 2 } else { STREAM };
+        let blocks = across(rows).min(LONG_BLOCKS.into()) as u32;
+        return Ok(Grid::new([blocks, 1, 1]).threads([rows, THREADS / rows, 1]));
     }
     let large = u64::from(p.m.div_ceil(LARGE_TILE)) * across(LARGE_TILE) >= MANY_TILES;
     let side = if large && p.m > SMALL_TILE { LARGE_TILE } else { SMALL_TILE };
@@ -286,13 +296,19 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
 }
 
-/// Whether products on tensor cores take these parameters.
+/// Whether products on tensor cores can normalise these rows: of another type than bf16, a product
+/// with the norm's weight could be too large.
+fn normed(p: &LinearParams) -> bool {
+    let bf16 = DType::Bf16 as u32;
+    [p.x, p.vector] == [bf16; 2] && p.m <= linear::FEW as u32
+}
+
+/// Whether products on tensor cores take these parameters, but for a norm.
 fn multiplied(p: &LinearParams) -> bool {
     p.x == p.w
         && is_half(p.x)
         && (p.y == p.x || p.y == DType::F32 as u32)
         && p.m >= 2
-        && p.flags & linear::NORM == 0
         && p.k.is_multiple_of(8)
         && p.ldx.is_multiple_of(8)
 }

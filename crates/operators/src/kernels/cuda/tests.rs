@@ -96,11 +96,16 @@ fn tensor_cores_take_products_of_several_rows() {
         let grid = cuda.geometry(p.as_bytes()).unwrap();
         (grid.blocks, grid.threads)
     };
-    assert_eq!(shape(linear, &p), ([3, 1, 1], [32, 8, 1]));
-    assert_eq!(shape(gated, &p), ([5, 1, 1], [32, 8, 1]));
-    let three = LinearParams { m: 16, n: [70, 33, 1 << 20], ..p };
+    assert_eq!(shape(linear, &p), ([5, 1, 1], [16, 16, 1]));
+    assert_eq!(shape(gated, &p), ([9, 1, 1], [16, 16, 1]));
+    let most = LinearParams { n: [127 * 32, 0, 0], ..p };
+    assert_eq!(shape(linear, &most), ([254, 1, 1], [16, 16, 1]));
+    assert_eq!(shape(gated, &most), ([254, 1, 1], [32, 8, 1]));
+    let beyond = LinearParams { n: [127 * 32 + 1, 0, 0], ..p };
+    assert_eq!(shape(linear, &beyond), ([128, 1, 1], [32, 8, 1]));
+    let three = LinearParams { m: 32, n: [70, 33, 1 << 20], ..p };
     assert_eq!(shape(tensor_kernel("linear3_tiles"), &three), ([264, 1, 1], [32, 8, 1]));
-    let more = LinearParams { m: 17, ..p };
+    let more = LinearParams { m: 33, ..p };
     assert_eq!(shape(linear, &more), ([1, 2, 1], [64, 4, 1]));
     assert_eq!(shape(gated, &more), ([1, 3, 1], [64, 4, 1]));
     let many = LinearParams { m: 129, n: [64 * 128, 0, 0], ..p };
@@ -114,9 +119,19 @@ fn tensor_cores_take_products_of_several_rows() {
     {
         assert!(linear.takes(taken.as_bytes()), "{taken:?}");
     }
+    let normed = LinearParams { m: 8, vector: 1, flags: cpu::linear::NORM, ..p };
+    for (cuda, p, takes) in [
+        (linear, normed, true),
+        (gated, normed, true),
+        (tensor_kernel("linear_add_tiles"), normed, false),
+        (linear, LinearParams { m: 9, ..normed }, false),
+        (linear, LinearParams { vector: 0, ..normed }, false),
+        (linear, LinearParams { x: 2, w: 2, y: 2, vector: 2, ..normed }, false),
+    ] {
+        assert_eq!(cuda.takes(p.as_bytes()), takes, "{} {p:?}", cuda.entry);
+    }
     for other in [
         LinearParams { m: 1, ..p },
-        LinearParams { flags: cpu::linear::NORM, ..p },
         LinearParams { k: 36, ..p },
         LinearParams { ldx: 44, ..p },
         LinearParams { x: 0, w: 0, ..p },
