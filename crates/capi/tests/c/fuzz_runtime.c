@@ -68,7 +68,8 @@ static int drop(int kind, uint64_t handle) {
     case COMM:
         return CALL(comm_release, handle);
     case RUNTIME:
-        return CALL(runtime_close, handle, 1000000000);
+        /* Longer than a loaded machine needs: a runtime that stays open keeps the device. */
+        return CALL(runtime_close, handle, 120000000000);
     default:
         return CALL(stream_release, handle);
     }
