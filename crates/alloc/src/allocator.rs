@@ -31,7 +31,7 @@ use crate::store::Store;
 use crate::table::{Table, Vacant};
 use crate::thread_cache::ThreadCaches;
 use crate::watch::{SweepScope, Watch};
-use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
 use leasehold_core::{
     AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result, TryOnceLock,
@@ -210,6 +210,7 @@ impl Allocator {
             counters: Counters::default(),
             reclaimers: Mutex::new(Vec::new()),
             retired: AtomicU32::new(0),
+            grows: AtomicBool::new(false),
             row_flags,
             reservation,
             most_align,

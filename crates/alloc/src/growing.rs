@@ -219,6 +219,7 @@ impl Inner {
             ranges.push(None);
         }
         ranges[at] = Some(range);
+        self.grows.store(true, Ordering::Relaxed);
         drop(core);
         self.issue_growing(at)
     }

@@ -10,6 +10,7 @@ use crate::ranges::{Busy, IDLE_SHARE, Range};
 use crate::residency::{End, Residency, Source, Step};
 use crate::state::{Core, Inner};
 use leasehold_core::Result;
+use leasehold_core::sync::atomic::Ordering;
 
 /// Memory of a range that goes back.
 struct Leaving {
@@ -161,7 +162,15 @@ impl Inner {
     }
 
     /// Brings idle memory beyond its share back to the pieces in hand.
+    #[inline]
     pub(crate) fn trim_idle(&self) {
+        if self.grows.load(Ordering::Relaxed) {
+            self.trim_idle_slow();
+        }
+    }
+
+    #[cold]
+    fn trim_idle_slow(&self) {
         let most = self.budget.limit().min(self.caps.physical) / IDLE_SHARE;
         let idle = self.core.lock().ranges.idle_bytes();
         if idle > most {

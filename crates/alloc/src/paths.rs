@@ -206,10 +206,11 @@ impl Inner {
     fn free(&self, row: &Row, renewed: Option<bool>) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
-        if flags & READ_ONLY != 0 {
-            buffer.set_read_only(false);
-        }
-        if flags & (IMPORTED | ARENA | EMPTY | GROWING | WATCHED) != 0 {
+        if flags & (IMPORTED | ARENA | EMPTY | GROWING | WATCHED | READ_ONLY) != 0 {
+            if flags & READ_ONLY != 0 {
+                buffer.set_read_only(false);
+                return self.free(row, renewed);
+            }
             return match &self.watch {
                 Some(watch) if flags & WATCHED != 0 => self.free_watched(watch, row),
                 _ => u64::from(self.free_special(row, flags)),

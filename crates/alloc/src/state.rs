@@ -18,7 +18,7 @@ use crate::store::Store;
 use crate::table::{Table, Vacant};
 use crate::thread_cache::ThreadCaches;
 use crate::watch::Watch;
-use leasehold_core::sync::atomic::{AtomicU32, AtomicU64};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
 use leasehold_core::{Error, Header, Owner, PackedTimepoint, Result, Timeline, TimelineSource};
 use std::any::Any;
@@ -102,6 +102,8 @@ pub(crate) struct Inner {
     pub(crate) counters: Counters,
     pub(crate) reclaimers: Mutex<Vec<(i32, Arc<Reclaimer>)>>,
     pub(crate) retired: AtomicU32,
+    /// A growing block was made: there may be idle memory in one.
+    pub(crate) grows: AtomicBool,
     /// Debug aids and the trace ring, where there are any.
     pub(crate) watch: Option<Box<Watch>>,
     /// The flags of ordinary rows.

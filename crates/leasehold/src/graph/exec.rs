@@ -111,6 +111,8 @@ struct ExecState {
     /// The names of its operations, once a trace has asked for them.
     names: Option<Arc<[String]>>,
     outside: Vec<Outside>,
+    /// Some of them grow. An update replaces none of these.
+    growing: bool,
     last: PackedTimepoint,
     launches: u64,
 }
@@ -191,6 +193,7 @@ impl Graph {
             redundant,
             plan,
             names: None,
+            growing: outside.iter().any(|o| o.lease.is_growing()),
             outside,
             last: PackedTimepoint::NEVER,
             launches: 0,
@@ -266,12 +269,16 @@ impl Graph {
         let mut submit_guard = core.submit_guard_now()?;
         let scratch = submit_guard.scratch();
         let mut state = inner.state.lock();
-        let ExecState { instances, outside, last, launches, plan, names, .. } = &mut *state;
+        let ExecState { instances, outside, growing, last, launches, plan, names, .. } =
+            &mut *state;
         let outside = WithHeld::add(outside, &inner.held);
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
+        if *growing {
+            outside.uses.iter().try_for_each(Outside::check_end)?;
+        }
         // These only had the memory before; what became of them does not matter.
         for held in &inner.held {
             held.gather_dropped(&guard, timeline, &mut scratch.waits);

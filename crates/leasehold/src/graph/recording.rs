@@ -17,7 +17,7 @@
 use crate::event::Event;
 use crate::graph::stop::{Note, Noted, StopCheck};
 use crate::kernel::rules::Rules;
-use crate::stream::{SubmitGuard, SubmitLock, Use, this_thread};
+use crate::stream::{SubmitGuard, SubmitLock, Use, check_end, this_thread};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, GraphArena, Layout};
 use leasehold_core::defects::{Defect, planted};
@@ -86,6 +86,13 @@ pub(crate) struct Outside {
     pub(crate) end: u64,
 }
 
+impl Outside {
+    /// As [`check_end`](crate::stream::check_end).
+    pub(crate) fn check_end(&self) -> Result<()> {
+        check_end(self.end, &self.lease)
+    }
+}
+
 impl Use for Outside {
     #[inline(always)]
     fn lease(&self) -> &Lease<Buffer> {
@@ -102,9 +109,10 @@ impl Use for Outside {
         self.lease.view().with(access)
     }
 
+    /// A launch of a graph with growing buffers compares [`Outside::end`] itself.
     #[inline(always)]
     fn end(&self) -> u64 {
-        self.end
+        0
     }
 }
 

@@ -55,8 +55,8 @@ fn wait_host_visible(stream: &Stream, operand: &Operand<'_>) -> Result<()> {
     runtime.check_operands(std::slice::from_ref(operand))?;
     runtime.refuse_symbolic(std::slice::from_ref(operand))?;
     check_present(operand.view().buffer())?;
-    check_end(operand)?;
     let buffer = operand.view().buffer();
+    check_end(operand.end(), buffer)?;
     if buffer.host_kind() == HostKind::None && !runtime.device.caps().host_visible {
         return Err(Error::Unsupported(
             format!("the host cannot touch the memory of {}; download it instead", runtime.id())

@@ -50,12 +50,8 @@ impl Use for Operand<'_> {
 /// # Errors
 /// `InvalidArgument`.
 #[inline(always)]
-pub(crate) fn check_end(one: &impl Use) -> Result<()> {
-    if one.end() <= one.lease().len() {
-        Ok(())
-    } else {
-        Err(beyond_end(one.end(), one.lease().len()))
-    }
+pub(crate) fn check_end(end: u64, buffer: &Buffer) -> Result<()> {
+    if end <= buffer.len() { Ok(()) } else { Err(beyond_end(end, buffer.len())) }
 }
 
 #[cold]
@@ -104,7 +100,7 @@ impl<'u, U: Use> Locked<'u, U> {
                     return unsafe { gather_slow(self.timeline, self.uses, waits) };
                 }
             }
-            check_end(one)?;
+            check_end(one.end(), one.lease())?;
             gather(self.timeline, &one.operand(), waits);
         }
         Ok(())
@@ -217,7 +213,7 @@ unsafe fn gather_slow(
         }
     }
     for one in uses {
-        check_end(one)?;
+        check_end(one.end(), one.lease())?;
         gather(timeline, &one.operand(), waits);
     }
     Ok(())
