@@ -299,6 +299,7 @@ impl Slabs {
         self.heads[class] = id;
     }
 
+    #[inline]
     fn unlist(&mut self, id: u32) {
         let Run { prev, next, class, .. } = self.runs[id as usize];
         self.runs[id as usize].listed = false;
