@@ -28,7 +28,7 @@ static leasehold_operand whole(leasehold_buffer buffer) {
     return operand;
 }
 
-/* What each rank does. It closes its world. */
+/* The program of each rank. It closes its world. */
 static void run(leasehold_world world) {
     static const leasehold_operand none = {0, 0, 0, 0, 0};
     leasehold_world_info info;

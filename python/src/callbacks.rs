@@ -104,7 +104,7 @@ pub(crate) fn tell(function: &Py<PyAny>, result: Result<()>) {
 #[pyfunction]
 pub(crate) fn close(py: Python<'_>) -> PyResult<()> {
     GATE.fetch_or(1, Ordering::SeqCst);
-    // What ran in the parent as it forked ends there.
+    // A call that ran in the parent as it forked ends there.
     let is_own = PROCESS.load(Ordering::Acquire) == fork::generation();
     while is_own && GATE.load(Ordering::SeqCst) > 1 {
         py.check_signals()?;

@@ -112,7 +112,7 @@ impl EventObject {
             Ok(stream) => {
                 py.detach(|| stream.on_complete(move |result| callbacks::tell(&function, result)));
             }
-            // What was waited for has failed already.
+            // The record has failed already.
             Err(error) => callbacks::tell(&function, Err(error)),
         }
         Ok(())

@@ -65,7 +65,7 @@ impl GraphObject {
         PyList::new(py, self.graph.describe())
     }
 
-    /// How often the graph was launched.
+    /// The number of launches so far.
     #[getter]
     fn launches(&self) -> u64 {
         self.graph.launches()

@@ -441,7 +441,7 @@ impl Block {
         }
         let (write, others) = self.host_uses();
         for point in others {
-            // What only read the memory has left it as it was, once it is over.
+            // Work that only read the memory has left it as it was, once it is over.
             if let Err(error) = self.device.runtime.wait_for(point)
                 && matches!(point.timeline().check(point.value()), Ok(false))
             {
@@ -533,7 +533,7 @@ impl Block {
             let from =
                 unsafe { std::slice::from_raw_parts(from.add(done as usize), piece as usize) };
             if callbacks::are_used() {
-                // What the copy waits for may wait for the interpreter.
+                // Work before the copy may wait for the interpreter.
                 let staged = callbacks::staged(from)?;
                 py.detach(|| stream.upload_owned(to, staged))?;
             } else {

@@ -106,7 +106,7 @@ impl Drop for Pieces {
     }
 }
 
-/// What a generation does.
+/// The arguments of a generation.
 struct Run {
     loaded: Arc<Loaded>,
     batch: Batch,

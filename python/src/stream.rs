@@ -59,7 +59,7 @@ pub(crate) fn awaited<'py>(
     of.py().import("leasehold._async")?.call_method1("wait", (begin, result))
 }
 
-/// What a recording was given.
+/// The objects that a recording was given.
 #[derive(Default)]
 pub(crate) struct Recorded {
     /// The memory that the graph uses.

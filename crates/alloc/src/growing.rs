@@ -1,4 +1,4 @@
-//! How a growing block comes to be, and how it gets longer and shorter.
+//! The making of growing blocks, their growth and their shrinking.
 //!
 //! A growth takes memory in this order: the block's own tail; pieces in hand, pieces from under
 //! free memory as the policy says, and new ones; idle memory of other growing blocks and what

@@ -35,7 +35,7 @@ impl OpenRuntime {
     }
 }
 
-/// What a runtime's handle has of a trace.
+/// A trace that a runtime's handle started.
 #[derive(Default)]
 pub(crate) enum Tracing {
     #[default]

@@ -60,7 +60,7 @@ pub struct Growing<T> {
     _values: PhantomData<fn() -> T>,
 }
 
-/// Where the memory of a growing buffer comes from.
+/// The allocator that the memory of a growing buffer comes from.
 pub(crate) trait Source: Send + Sync {
     /// Calls `f` with the block and its allocator, while the memory is there.
     ///
@@ -127,7 +127,7 @@ impl<T> Growing<T> {
         Ok(Self { shared: Arc::new(shared), _values: PhantomData })
     }
 
-    /// How many values have memory.
+    /// The number of values that have memory.
     #[must_use]
     pub fn len(&self) -> usize {
         (self.shared.buffer.len() as usize).checked_div(size_of::<T>()).unwrap_or(0)

@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tracks::Tracks;
 
-/// How long [`Trace::stop`] waits for work that was submitted meanwhile.
+/// The longest wait of [`Trace::stop`] for traced work.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the start waits for a moment of the device's clock.
+/// The longest wait of the start for a moment of the device's clock.
 const ANCHOR: Duration = Duration::from_secs(1);
 /// The number of moments that are looked at, of which the one that took the least time is kept.
 const LOOKS: usize = 5;

@@ -164,7 +164,7 @@ struct Heard {
 
 /// A function that a completion must not come before.
 pub(crate) type Before = Box<dyn Fn() -> Result<()> + Send + Sync>;
-/// What is called at a completion.
+/// A function that is called at a completion.
 pub(crate) type After = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// Completions of streams that were asked for, and those that came.

@@ -382,7 +382,7 @@ fn two_threads_cannot_grow_one_block() {
         for e in [allocator.grow(&block, 2 * MIB), allocator.prepare(&block, 6 * MIB)] {
             assert!(matches!(e, Err(Error::Occupied { .. })), "{e:?}");
         }
-        // What calls no driver disturbs nobody.
+        // A call without the driver is not in the way of the growth.
         assert!(!allocator.try_grow(&block, 2 * MIB).expect("no memory yet"));
         // SAFETY: nothing uses the memory behind a fake backing.
         unsafe { allocator.shrink(&block, 0, &block) }.expect("it is shorter already");

@@ -78,7 +78,7 @@ pub const LEASEHOLD_LARGEST: u32 = 4;
 /// The sum, divided by the number of ranks.
 pub const LEASEHOLD_AVERAGE: u32 = 5;
 
-/// How a communicator is made.
+/// The description of a communicator.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LeaseholdCommDesc {
@@ -102,7 +102,7 @@ pub struct LeaseholdCommInfo {
     pub size: usize,
     /// This rank, counted from 0.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub ranks: u32,
     /// The library and its version.
     pub library: [c_char; 64],

@@ -20,7 +20,7 @@ pub struct LeaseholdWorldInfo {
     pub size: usize,
     /// This rank, counted from 0.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub ranks: u32,
     /// This rank among those of its host.
     pub local_rank: u32,

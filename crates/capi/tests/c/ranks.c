@@ -37,7 +37,7 @@ static void that(int condition, int line, const char *text) {
     }
 }
 
-/* What a rank works with. */
+/* A rank's objects. */
 typedef struct {
     leasehold_world world;
     leasehold_device device;
@@ -256,7 +256,7 @@ int main(int argc, char **argv) {
     rank ranks[RANKS];
     pthread_t threads[RANKS];
     uint32_t i;
-    /* What a launcher sets. */
+    /* A launcher sets these. */
     setenv("LEASEHOLD_RANK", "0", 1);
     setenv("LEASEHOLD_WORLD", "1", 1);
     OK(leasehold_world_open(&launched));

@@ -34,7 +34,7 @@ pub(crate) struct Page {
     pub(crate) calls: Vec<Call>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) dropped: u64,
-    /// How far off the device's times may be from the host's, in nanoseconds; `None` where the
+    /// The largest error of the device's times on the host's clock, in nanoseconds; `None` if the
     /// device has no times.
     pub(crate) clock_error: Option<u64>,
 }

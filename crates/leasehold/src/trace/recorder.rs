@@ -64,7 +64,7 @@ pub(crate) struct Recorder {
     sampled: AtomicU64,
     threads: Mutex<Vec<(ThreadId, String)>>,
     anchor: Mutex<Option<Anchor>>,
-    /// How far off the device's clock may be, in nanoseconds; the largest number where the device
+    /// The largest error of the device's clock, in nanoseconds; the largest number if the device
     /// has no times.
     clock_error: AtomicU64,
     /// The file that the end of the runtime writes, for a trace that the environment asked for.
@@ -147,7 +147,7 @@ impl Recorder {
         *self.anchor.lock() = Some(anchor);
     }
 
-    /// How far off the device's clock may be from the host's, in nanoseconds; `None` where the
+    /// The largest error of the device's times on the host's clock, in nanoseconds; `None` if the
     /// device has no times.
     pub(crate) fn clock_error(&self) -> Option<u64> {
         Some(self.clock_error.load(Ordering::Relaxed)).filter(|&error| error < u64::MAX)

@@ -116,7 +116,7 @@ fn a_future_wakes_once_when_its_work_is_over_and_not_before() {
     let held = hold(&stream);
     stream.fill(x.view(), 1u32).unwrap();
     let mut future = pin!(stream.completion());
-    // What comes later is not waited for.
+    // The future does not wait for later work.
     let behind = hold(&stream);
     let count = Arc::new(Count(AtomicUsize::new(0), std::thread::current()));
     let waker = count.clone().into();

@@ -339,7 +339,7 @@ fn threads_grow_shrink_and_launch_beside_each_other() {
                 let stream = runtime.create_stream().unwrap();
                 let out = runtime.zeros::<u32>(1024).unwrap();
                 for _ in 0..100 {
-                    // What it names now, another thread may have taken away before it submits.
+                    // Another thread may shrink the cache between the view and the fill.
                     match stream.fill(cache.slice(1024..).view(), 9u8) {
                         Ok(()) => {}
                         Err(e) => assert!(e.to_string().contains("growing buffer"), "{e}"),
