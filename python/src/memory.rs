@@ -673,8 +673,8 @@ fn record(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
 /// When it returns, none does while this thread stays attached.
 pub(crate) fn settle(py: Python<'_>, blocks: &[&Block]) -> Result<()> {
     // The streams' threads are not in a child, and their locks may be held there.
-    let used = blocks.iter().filter(|block| block.is_on_streams());
-    used.map(|block| block.device.check_process()).collect::<Result<()>>()?;
+    let mut used = blocks.iter().filter(|block| block.is_on_streams());
+    used.try_for_each(|block| block.device.check_process())?;
     while let Some(block) = blocks.iter().find(|block| block.is_unsettled()) {
         py.detach(|| block.wait_for_streams())?;
     }
