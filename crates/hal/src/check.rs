@@ -108,6 +108,21 @@ impl From<&Binding> for Range {
     }
 }
 
+/// The ranges of a dispatch's bindings, in their order. One with a limit has no byte that must have
+/// memory.
+pub(crate) fn ranges<'b>(
+    pipeline: &'b Pipeline,
+    bindings: &'b [Binding],
+) -> impl Iterator<Item = Range> + 'b {
+    bindings.iter().enumerate().map(|(i, binding)| {
+        let range = Range::from(binding);
+        match pipeline.limited >> i & 1 {
+            0 => range,
+            _ => Range { len: 0, ..range },
+        }
+    })
+}
+
 /// Checks grid, block and shared memory against the limits. A grid with a zero runs nothing and is
 /// valid.
 pub(crate) fn shape(

@@ -378,6 +378,9 @@ pub struct Pipeline {
     pub dependent_launch: bool,
     /// The bindings that the code can read before it waits ([`KernelDesc::early_reads`]).
     pub early_reads: u32,
+    /// The bindings that may have memory in part: the code keeps to their
+    /// [limits](KernelDesc::limits).
+    pub limited: u32,
     /// A pipeline must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
@@ -395,6 +398,7 @@ impl Pipeline {
             block_threads,
             dependent_launch: false,
             early_reads: desc.early_reads,
+            limited: desc.limits.iter().fold(0, |all, &(i, _)| all | 1 << i.min(31)),
             _place: PhantomPinned,
         }
     }

@@ -5,7 +5,8 @@
 //! - dispatch: the kernel is this device's; number, roles and alignment of bindings; size of
 //!   parameters; grid, block and shared memory within the limits.
 //! - every device range: not null, not symbolic, does not wrap, lies in one live buffer of this
-//!   device's allocators (copies: or of a peer's), with that buffer's native object.
+//!   device's allocators (copies: or of a peer's), with that buffer's native object. Of a binding
+//!   with a limit ([`KernelDesc::limits`]) nothing: only the device knows how far it has memory.
 //! - copy: rows do not overlap, neither one another nor what is read.
 //! - fill: a pattern of 1, 2 or 4 bytes that fits, aligned.
 //! - upload, download: the host address is not null.
@@ -299,11 +300,10 @@ impl Layer for Checks {
         for patch in patches {
             if let (Some(bindings), Some(node)) =
                 (patch.bindings, graph.nodes.get(patch.node as usize))
+                && let Some(pipeline) = &node.pipeline
             {
-                ranges[node.at..node.at + node.len]
-                    .iter_mut()
-                    .zip(bindings)
-                    .for_each(|(r, b)| *r = b.into());
+                let now = check::ranges(pipeline, bindings);
+                ranges[node.at..node.at + node.len].iter_mut().zip(now).for_each(|(r, b)| *r = b);
             }
         }
     }
@@ -479,7 +479,7 @@ fn check_patch(open: &Open<Checks>, graph: &CheckedGraph, patch: &NodePatch<'_>)
     let limits = open.inner.limits();
     if let Some(bindings) = patch.bindings {
         check::bindings(limits, pipeline, bindings)?;
-        bindings.iter().try_for_each(|b| check_range(open, b.into()))?;
+        check::ranges(pipeline, bindings).try_for_each(|range| check_range(open, range))?;
     }
     if let Some(params) = patch.params {
         check::params(pipeline, params)?;
@@ -490,7 +490,7 @@ fn check_patch(open: &Open<Checks>, graph: &CheckedGraph, patch: &NodePatch<'_>)
 /// Calls `f` with each device range of an operation; for a dispatch, in the order of its bindings.
 fn for_each_range(op: &Op<'_>, mut f: impl FnMut(Range)) {
     match op {
-        Op::Dispatch(d) => d.bindings.iter().for_each(|b| f(b.into())),
+        Op::Dispatch(d) => check::ranges(d.pipeline, d.bindings).for_each(f),
         Op::Foreign(call) => call.accesses.iter().for_each(|b| f(b.into())),
         Op::Copy(c) => {
             f(Range { addr: c.src, len: c.extent(c.src_pitch), native: c.src_native, peer: true });

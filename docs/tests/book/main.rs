@@ -65,8 +65,8 @@ fn the_first_program_is_the_example() {
 /// `ci/c-examples.sh` compiles and runs these files.
 #[test]
 fn c_blocks_are_from_the_examples() {
-    let examples =
-        ["program.c", "allocator.c", "runtime.c"].map(|name| read(&format!("examples/c/{name}")));
+    let examples = ["program.c", "allocator.c", "runtime.c", "ranks.c"]
+        .map(|name| read(&format!("examples/c/{name}")));
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let examples = examples.map(|text| squeezed(&text));
     let all = all_pages();

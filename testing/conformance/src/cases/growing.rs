@@ -16,7 +16,12 @@ pub(crate) const CASES: &[Case] = &[
         .sanitizer(),
     Case::runtime(214, "memory beyond the end goes after its last use", &[Need::Hold], tail)
         .sanitizer(),
-    Case::runtime(215, "a steady state of growing memory calls no driver for it", &[], steady),
+    Case::runtime(
+        215,
+        "a steady state of growing memory calls no driver for it",
+        &[Need::Pooling],
+        steady,
+    ),
     Case::runtime(216, "growing memory is suspended and resumed under a graph", LIMITED, suspended)
         .sanitizer(),
 ];
