@@ -293,7 +293,10 @@ mod tests {
         assert!(report.passed().len() >= 30, "{report}");
         let machines = kept.machines.lock();
         assert!(machines.iter().map(|m| calls(m, "cuMemAlloc")).sum::<u64>() > 100);
-        assert_eq!(machines.iter().map(|m| calls(m, "cuMemCreate")).sum::<u64>(), 0);
+        // Granules are for memory that grows alone.
+        let granules = machines.iter().filter(|m| calls(m, "cuMemCreate") > 0).count();
+        let growing = report.results.iter().filter(|r| (212..=216).contains(&r.case)).count();
+        assert_eq!(granules, growing);
         let reports: Vec<_> =
             machines.iter().flat_map(Monitor::take_reports).map(|r| r.to_string()).collect();
         assert!(reports.is_empty(), "{reports:#?}");
