@@ -420,10 +420,20 @@ fn traces_of_the_examples_keep_the_rules() {
 fn example_program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let folder = tests.parent().and_then(Path::parent).unwrap();
+    let target = folder.parent().unwrap();
     let program = folder.join("examples").join(name);
     if !program.exists() {
+        // Into the same folder, without the flags of a sanitizer's build.
         let mut cargo = Command::new(env!("CARGO"));
-        let built = cargo.args(["build", "--quiet", "-p", "leasehold", "--example", name]);
+        cargo.env_remove("RUSTFLAGS").args([
+            "build",
+            "--quiet",
+            "-p",
+            "leasehold",
+            "--example",
+            name,
+        ]);
+        let built = cargo.arg("--target-dir").arg(target);
         assert!(built.status().unwrap().success() && program.exists(), "{}", program.display());
     }
     program
