@@ -43,7 +43,7 @@ pub struct Part {
     of: u32,
 }
 
-/// What a rank reads of a tensor.
+/// The part of a tensor that a rank reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cut {
     Whole,
@@ -138,7 +138,7 @@ impl Part {
         (self.has_others() && even).then(|| self.share(model.vocab_size))
     }
 
-    /// What the part has of the tensor with this name. `own` is the part's config.
+    /// The cut of the tensor with this name. `own` is the part's config.
     pub(crate) fn cut(self, model: &Config, own: &Config, name: &str) -> Cut {
         if !self.has_others() {
             return Cut::Whole;

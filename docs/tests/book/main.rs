@@ -1,5 +1,5 @@
-//! What the pages say beside the Rust examples that `lib.rs` runs: their other blocks, their links,
-//! and the reference pages, which are compared with the sources.
+//! The pages beside the Rust examples that `lib.rs` runs: their other blocks and their links. The
+//! reference pages are compared with the sources.
 
 mod page;
 mod reference;

@@ -133,7 +133,7 @@ struct Inner {
     points: Vec<Timepoint>,
     /// The rules of the launches, by node of the recording.
     rules: Vec<(u32, Arc<Rules>)>,
-    /// What other crates check of each launch of the graph.
+    /// Checks of other crates, asked before each launch of the graph.
     checks: Vec<Arc<dyn LaunchCheck>>,
     state: Mutex<ExecState>,
 }

@@ -112,7 +112,7 @@ fn near(what: &str, ours: &[f32], theirs: &[f64]) {
     assert!(worst <= 5e-4 * largest, "{what}: {worst} of {largest}");
 }
 
-/// What a rank has of a prompt: ids and logits, eager and replayed.
+/// A rank's results of a prompt: ids and logits, eager and replayed.
 type Both = [(Vec<u32>, Vec<f32>); 2];
 
 fn both(model: &Model, case: &Golden, most: usize) -> Both {
@@ -191,7 +191,7 @@ fn four_simulated_cuda_devices_give_the_results_of_transformers() {
     }
 }
 
-/// What a batch has drawn, in its order, and the last logits of each sequence.
+/// The tokens that a batch has drawn, in its order, and the last logits of each sequence.
 type Texts = (Vec<Vec<Drawn>>, Vec<Vec<f32>>);
 
 /// Sequences that begin one after the other, greedy and sampled.
