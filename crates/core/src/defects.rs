@@ -47,6 +47,10 @@ pub enum Defect {
     HandoverSkipped,
     /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
+    /// `leasehold`: the executables of a running graph are taken back, and no longer count.
+    TakenInFlight,
+    /// `leasehold`: an executable counts twice.
+    ExecutableTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
     /// `capi`: a retain does not count.
@@ -87,7 +91,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 30] = [
+    pub const ALL: [Defect; 32] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -118,6 +122,8 @@ impl Defect {
         Defect::UnmappedEarly,
         Defect::CountedTwice,
         Defect::LimitMissed,
+        Defect::TakenInFlight,
+        Defect::ExecutableTwice,
     ];
 }
 

@@ -9,6 +9,7 @@ mod completions;
 mod devices;
 mod events;
 mod faults;
+mod graph_budget;
 mod graphs;
 mod growing;
 mod kernels;
@@ -35,6 +36,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         transfers::CASES,
         kernels::CASES,
         graphs::CASES,
+        graph_budget::CASES,
         recordings::CASES,
         faults::CASES,
         peers::CASES,
