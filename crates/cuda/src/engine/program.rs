@@ -28,11 +28,10 @@ use leasehold_engine::steps::Steps;
 use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Plan};
 use std::fmt;
 
-/// The least and the most bytes of device memory that a node takes, and the block in which the
-/// driver takes them. (Measured: decision 0045.)
-const NODE_LEAST: u64 = 256;
-const NODE_MOST: u64 = 128 << 10;
-const BLOCK: u64 = 4 << 20;
+/// Bytes of device memory that the driver takes for a node, and for each branch of a graph: a chain
+/// of nodes that it may run beside others. The driver reports neither. (Measured: decision 0045.)
+const NODE_BYTES: u64 = 2 << 10;
+const BRANCH_BYTES: u64 = 112 << 10;
 
 struct StagingCopy {
     staging: UniqueLease<Buffer>,
@@ -66,8 +65,8 @@ pub struct Program {
     /// The kernel nodes, by node of the plan.
     kernels: Vec<Option<Kernel>>,
     nodes: usize,
-    /// Bytes of device memory that the driver took for the executables.
-    taken: u64,
+    /// Bytes of device memory that the driver takes for the executables, about.
+    device_bytes: u64,
     #[cfg(feature = "planted-defects")]
     stale: bool,
 }
@@ -423,17 +422,17 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
     })
 }
 
-/// The device's free memory, if the driver says it.
-fn free_memory(core: &Core) -> Option<u64> {
-    core.context.within(|ops| ops.memory_info()).ok().map(|info| info.free)
-}
-
-/// Bytes that the driver took for an executable of so many nodes: the loss of free memory. Other
-/// threads and processes take and free memory at the same time, so the answer has bounds.
-fn taken(nodes: usize, before: Option<u64>, after: Option<u64>) -> u64 {
-    let lost = before.zip(after).map_or(0, |(before, after)| before.saturating_sub(after));
-    let nodes = nodes as u64;
-    lost.clamp(nodes * NODE_LEAST, nodes * NODE_MOST + BLOCK)
+/// Bytes of device memory that the driver takes for a plan's executables, about.
+fn device_bytes(plan: &Plan) -> u64 {
+    let nodes = plan.len();
+    let mut continued = vec![false; nodes];
+    // A node goes on with the branch of one of its predecessors, or begins another one.
+    let begins = |i: &usize| {
+        let mut before = plan.predecessors(*i).iter().map(|&p| p as usize);
+        before.find(|&p| !std::mem::replace(&mut continued[p], true)).is_none()
+    };
+    let branches = (0..nodes).filter(begins).count();
+    nodes as u64 * NODE_BYTES + branches as u64 * BRANCH_BYTES
 }
 
 impl Instantiate for Program {
@@ -442,8 +441,8 @@ impl Instantiate for Program {
     /// After an error all made objects are given back.
     fn instantiate(core: &Arc<Core>, plan: Plan) -> Result<Self> {
         let n = plan.len();
+        let device_bytes = device_bytes(&plan);
         let (steps, segments) = Steps::of(&plan, |op| is_apart(core, op))?;
-        let before = free_memory(core);
         let mut building = Building { core, segments: Vec::new() };
         let mut kernels = vec![None; n];
         for nodes in segments {
@@ -459,7 +458,7 @@ impl Instantiate for Program {
             segments,
             kernels,
             nodes: n,
-            taken: taken(n, before, free_memory(core)),
+            device_bytes,
         })
     }
 
@@ -467,14 +466,18 @@ impl Instantiate for Program {
         self.nodes
     }
 
-    /// The driver reports no memory of an executable, but the memory that is free on the device.
+    /// The driver does not report the memory of an executable, so that part is an estimate.
     fn bytes(&self) -> u64 {
         let pinned: u64 =
             self.segments.iter().flat_map(|s| &s.staging_copies).map(|l| l.staging.len()).sum();
         let tables = self.kernels.len() * size_of::<Option<Kernel>>()
             + self.segments.len() * size_of::<Segment>()
             + size_of::<Self>();
-        pinned + tables as u64 + self.taken + self.steps.bytes() + self.plan.lock().ops.bytes()
+        pinned
+            + tables as u64
+            + self.device_bytes
+            + self.steps.bytes()
+            + self.plan.lock().ops.bytes()
     }
 
     fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {

@@ -12,8 +12,8 @@
 //! # Locks
 //! A launch takes the arena's shared guard, the stream's submission lock, the graph's state, in
 //! this order. Under the submission lock and the state it waits for nothing. An update, or a launch
-//! that needs room for the executable, waits without the state. A suspension holds the arena's guard while it saves the arena's
-//! bytes, and takes submission locks meanwhile.
+//! that needs room for the executable, waits without the state. A suspension holds the arena's
+//! guard while it saves the arena's bytes, and takes submission locks meanwhile.
 
 use crate::event::{Event, GraphLaunch};
 use crate::graph::executables::{Demand, Executable, GivenUp, Holder, Look, Made, Occasion};
@@ -520,9 +520,9 @@ impl Graph {
         let mut demand = Demand { nodes: plan.len(), known: state.known, occasion: Occasion::New };
         let executables = &inner.runtime.executables;
         let change = if same {
-            // SAFETY: an instance that is idle was waited for above, and the lock of the state keeps
-            // launches and updates out. The plan that was derived anew has the same dependencies,
-            // and buffers and parameters were checked as when they were recorded.
+            // SAFETY: an instance that is idle was waited for above, and the lock of the state
+            // keeps launches and updates out. The plan that was derived anew has the same
+            // dependencies, and buffers and parameters were checked as when they were recorded.
             unsafe {
                 state.instances.change(&plan, &redundant, &changed, || {
                     executables.make(&mut demand, instantiate)
@@ -603,8 +603,8 @@ impl Inner {
     /// Makes the executable, if there is none. Waits for room without the state.
     ///
     /// # Errors
-    /// `OverBudget`; `Suspended` for a buffer of a suspended pool; the driver's own. The graph is as
-    /// it was then.
+    /// `OverBudget`; `Suspended` for a buffer of a suspended pool; the driver's own. The graph is
+    /// as it was then.
     #[cold]
     fn ensure_executable(&self, occasion: Occasion) -> Result<()> {
         let executables = &self.runtime.executables;

@@ -1,19 +1,19 @@
 //! The executables of a device's graphs: made when they are needed, counted, and taken back within
 //! a budget.
 //!
-//! A graph keeps its plan and its leases. Its executable is the driver's form of the plan, and takes
-//! memory of the driver. An executable can be made again at any time, so the manager takes those of
-//! idle graphs back when others need room, the least recently launched first.
+//! A graph keeps its plan and its leases. Its executable is the driver's form of the plan, and
+//! takes memory of the driver. An executable can be made again at any time, so the manager takes
+//! those of idle graphs back when others need room, the least recently launched first.
 //!
 //! # Protocol
-//! * Room comes before the executable. A maker reserves as many bytes as it expects. If they are not
-//!   there, the manager drops executables of idle graphs first. The charge of an executable is what
-//!   it says of itself once it is made.
+//! * Room comes before the executable. A maker reserves as many bytes as it expects. If they are
+//!   not there, the manager drops executables of idle graphs first. The charge of an executable is
+//!   what it says of itself once it is made.
 //! * A charge ends after its executable. If a launch still runs then, the backend holds the
 //!   executable, and the charge stays until the launch has passed.
 //! * A graph gives its executables up under the lock of its own state, after its last launch has
-//!   passed. A launch holds that lock from the look at its executable to the mark of its submission.
-//!   So nothing is taken between the two, nor while it runs.
+//!   passed. A launch holds that lock from the look at its executable to the mark of its
+//!   submission. So nothing is taken between the two, nor while it runs.
 //! * A graph whose launch has asked for room keeps its executable until that launch is submitted.
 //!   Two graphs that share the room of one take turns.
 //!
@@ -274,7 +274,7 @@ impl Executables {
         demand: &mut Demand,
         make: impl FnOnce() -> Result<Lease<dyn GraphExec>>,
     ) -> Result<Made> {
-        let bytes = match self.reserve(demand)? {
+        let bytes = match self.reserve(demand, 0)? {
             Room::Reserved(bytes) => bytes,
             Room::After(after) => return Ok(Made::After(after)),
         };
@@ -297,17 +297,18 @@ impl Executables {
         let made = Executable { exec, charge };
         // Less was reserved than it takes, perhaps: then others make room now, or it goes again.
         let nothing = Demand { known: Some(0), ..*demand };
-        Ok(match self.reserve(&nothing)? {
+        Ok(match self.reserve(&nothing, bytes)? {
             Room::Reserved(_) => Made::Now(made),
             Room::After(after) => Made::After(after),
         })
     }
 
-    /// Takes room. Without it: the launch after which there may be some.
+    /// Takes room, for a maker that has so many bytes already. Without it: the launch after which
+    /// there may be some.
     ///
     /// # Errors
     /// `OverBudget`.
-    fn reserve(&self, demand: &Demand) -> Result<Room> {
+    fn reserve(&self, demand: &Demand, has: u64) -> Result<Room> {
         loop {
             let mut state = self.state.lock();
             state.settle();
@@ -322,10 +323,11 @@ impl Executables {
             let leaving = state.leaving.first().map(|(last, _)| *last);
             drop(state);
             let stays = graphs.iter().filter(|c| c.look.stays).map(|c| c.look.bytes).sum::<u64>();
-            if stays.saturating_add(bytes) > limit {
+            let requested = has.saturating_add(bytes);
+            if stays.saturating_add(requested) > limit {
                 return Err(Error::OverBudget {
                     unit: Budgeted::Executables,
-                    requested: bytes,
+                    requested,
                     used: stays,
                     limit,
                 });

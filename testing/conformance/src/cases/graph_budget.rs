@@ -30,8 +30,8 @@ struct Several {
     runtime: Runtime,
     budget: GraphBudget,
     graphs: Vec<(Graph, Array<u32>)>,
-    /// Bytes of the largest executable.
-    largest: u64,
+    /// Bytes of each of the executables.
+    each: u64,
 }
 
 impl Several {
@@ -50,9 +50,10 @@ impl Several {
                 Ok((graph, out))
             })
             .collect::<leasehold::Result<_>>()?;
-        let largest = graphs.iter().map(|g| g.0.exec_bytes()).max().unwrap_or(0);
-        check!(largest > 0, "an executable of three nodes takes no memory");
-        Ok(Self { budget: GraphBudget::of(&runtime), runtime, graphs, largest })
+        let each = graphs.first().map_or(0, |g: &(Graph, Array<u32>)| g.0.exec_bytes());
+        check!(each > 0, "an executable of three nodes takes no memory");
+        check!(graphs.iter().all(|g| g.0.exec_bytes() == each), "equal graphs of other sizes");
+        Ok(Self { budget: GraphBudget::of(&runtime), runtime, graphs, each })
     }
 
     /// Launches a graph over cleared memory, and looks at what it wrote and at the budget.
@@ -75,38 +76,43 @@ impl Several {
         Ok(())
     }
 
-    fn there(&self) -> Vec<usize> {
-        (0..self.graphs.len()).filter(|&i| self.graphs[i].0.exec_bytes() > 0).collect()
+    /// These graphs have executables, and no others.
+    fn there(&self, expected: &[usize], what: &str) -> Outcome {
+        let there: Vec<_> =
+            (0..self.graphs.len()).filter(|&i| self.graphs[i].0.exec_bytes() > 0).collect();
+        check_eq!(there, expected, "{what}");
+        Ok(())
     }
 }
 
 fn taken_back(env: &Env) -> Outcome {
     let several = Several::new(env, 6)?;
     several.counted()?;
-    check_eq!(several.there(), [0, 1, 2, 3, 4, 5], "without a budget all stay");
+    several.there(&[0, 1, 2, 3, 4, 5], "without a budget all stay")?;
     several.launch(2)?;
-    several.budget.set_limit(3 * several.largest);
+    several.budget.set_limit(3 * several.each);
     several.counted()?;
-    check!(several.there().contains(&2), "the one that was launched goes last");
+    check!(several.graphs[2].0.exec_bytes() > 0, "the one that was launched goes last");
     for i in [0, 1, 2, 0] {
         several.launch(i)?;
     }
-    check_eq!(several.there(), [0, 1, 2], "those that were launched last");
+    several.there(&[0, 1, 2], "those that were launched last")?;
     several.launch(5)?;
-    check_eq!(several.there(), [0, 2, 5], "the least recent one goes");
+    several.there(&[0, 2, 5], "the least recent one goes")?;
     several.launch(0)?;
     several.launch(4)?;
-    check_eq!(several.there(), [0, 4, 5], "the least recent one goes, again");
+    several.there(&[0, 4, 5], "the least recent one goes, again")?;
     for i in [3, 1, 4, 1, 5, 2, 0, 5, 3] {
         several.launch(i)?;
     }
     let bytes = several.budget.stats().bytes;
     check_eq!(several.budget.take_idle(), bytes, "all are idle");
-    check_eq!((several.there(), several.budget.stats().bytes), (vec![], 0), "none is left");
+    several.there(&[], "none is left")?;
+    check_eq!(several.budget.stats().bytes, 0, "bytes of none");
     several.budget.set_limit(u64::MAX);
     (0..6).try_for_each(|i| several.launch(i))?;
-    let (made, again) = (several.budget.stats().made, several.budget.stats().made_again);
-    check_eq!(made, 6 + again, "what was made again");
+    let stats = several.budget.stats();
+    check_eq!(stats.made, 6 + stats.made_again, "what was made again");
     drop(several.graphs);
     check_eq!(several.budget.stats().bytes, 0, "graphs that were dropped count no more");
     Ok(())
@@ -125,7 +131,7 @@ fn running(env: &Env) -> Outcome {
     check!(first.exec_bytes() > 0, "a running graph lost its executable");
     several.counted()?;
     // Room for one: the second waits for the first.
-    several.budget.set_limit(several.largest);
+    several.budget.set_limit(several.each);
     let done = AtomicBool::new(false);
     let launched = thread::scope(|scope| {
         let second = scope.spawn(|| {
@@ -143,7 +149,7 @@ fn running(env: &Env) -> Outcome {
         Ok(point??)
     })?;
     env.reached(launched)?;
-    check_eq!(several.there(), [1], "the first one made room");
+    several.there(&[1], "the first one made room")?;
     several.counted()?;
     check_eq!(several.runtime.to_vec(one)?, [1; 64], "what the first wrote");
     check_eq!(several.runtime.to_vec(two)?, [2; 64], "what the second wrote");
@@ -163,7 +169,7 @@ fn refused(env: &Env) -> Outcome {
     let several = Several::new(env, 2)?;
     several.launch(0)?;
     several.budget.set_limit(0);
-    check_eq!(several.there(), [0; 0], "a budget of nothing holds nothing");
+    several.there(&[], "a budget of nothing holds nothing")?;
     several.budget.set_limit(1);
     for (graph, _) in &several.graphs {
         expect_error(graph.launch().map(drop), "OverBudget", "a launch")?;
@@ -174,14 +180,14 @@ fn refused(env: &Env) -> Outcome {
     several.counted()?;
     several.runtime.stream().fill(out.view(), 4u32)?;
     check_eq!(several.runtime.to_vec(&out)?, [4; 64], "the stream goes on");
-    several.budget.set_limit(several.largest);
+    several.budget.set_limit(several.each);
     several.launch(1)?;
     several.launch(0)
 }
 
 fn thrashing(env: &Env) -> Outcome {
     let several = Several::new(env, 3)?;
-    several.budget.set_limit(2 * several.largest);
+    several.budget.set_limit(2 * several.each);
     // Each stays for a while: no more than a few are made again.
     for i in [0, 1, 2] {
         (0..10).try_for_each(|_| several.launch(i))?;
@@ -213,8 +219,8 @@ fn threads(env: &Env) -> Outcome {
     let add = TestKernel::base(env.desc(TestKernel::Add)?)?;
     let counters = [counter(&runtime, &add)?, counter(&runtime, &add)?];
     let budget = GraphBudget::of(&runtime);
-    let largest = counters.iter().map(|c| c.0.exec_bytes()).max().unwrap_or(0);
-    budget.set_limit(largest);
+    let each = counters[0].0.exec_bytes();
+    budget.set_limit(each);
     let rounds = env.rounds(60) as u32;
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -250,7 +256,7 @@ fn threads(env: &Env) -> Outcome {
     let stats = budget.stats();
     let bytes: u64 = counters.iter().map(|c| c.0.exec_bytes()).sum();
     check_eq!(stats.bytes, bytes, "the sum of the graphs");
-    check!(stats.bytes <= largest, "{} bytes of {largest}", stats.bytes);
+    check!(stats.bytes <= each, "{} bytes of {each}", stats.bytes);
     Ok(())
 }
 
