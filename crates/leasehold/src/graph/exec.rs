@@ -16,7 +16,7 @@
 //! guard while it saves the arena's bytes, and takes submission locks meanwhile.
 
 use crate::event::{Event, GraphLaunch};
-use crate::graph::executables::{Demand, Executable, GivenUp, Holder, Look, Made, Occasion};
+use crate::graph::executables::{Demand, Executable, GivenUp, Holder, Look, Made, Occasion, Seen};
 use crate::graph::instances::{Change, Instances};
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recording::{Outside, Signal, State};
@@ -447,6 +447,8 @@ impl Graph {
     /// gone already.
     fn try_update(&self, update: &GraphUpdate<'_>, others: bool) -> Result<Tried> {
         let inner = &*self.0;
+        // Declared before the state, so dropped without it.
+        let mut seen = Seen::default();
         let mut state = inner.state.lock();
         if let Some(busy) = state.instances.obstacle() {
             return Ok(Tried::After(Some(busy)));
@@ -525,7 +527,7 @@ impl Graph {
             // dependencies, and buffers and parameters were checked as when they were recorded.
             unsafe {
                 state.instances.change(&plan, &redundant, &changed, || {
-                    executables.make(&mut demand, instantiate)
+                    executables.make(&mut demand, &mut seen, instantiate)
                 })
             }?
         } else {
@@ -543,7 +545,7 @@ impl Graph {
             }
             Change::TakesOthers => {
                 demand.known = None;
-                match executables.make(&mut demand, instantiate)? {
+                match executables.make(&mut demand, &mut seen, instantiate)? {
                     Made::Now(executable) => state.instances.put(executable),
                     Made::After(after) => return Ok(Tried::After(after)),
                 }
@@ -609,6 +611,8 @@ impl Inner {
     fn ensure_executable(&self, occasion: Occasion) -> Result<()> {
         let executables = &self.runtime.executables;
         loop {
+            // Declared before the state, so dropped without it.
+            let mut seen = Seen::default();
             let mut state = self.state.lock();
             if !state.instances.is_empty() {
                 return Ok(());
@@ -620,7 +624,7 @@ impl Inner {
             // checked each operation as an eager one, and updates did the same. The plan derives
             // its dependencies from their accesses. The graph's buffers are held until its launches
             // are over.
-            let made = executables.make(&mut demand, || unsafe {
+            let made = executables.make(&mut demand, &mut seen, || unsafe {
                 self.runtime.device.instantiate(state.plan.clone())
             });
             state.known = demand.known;

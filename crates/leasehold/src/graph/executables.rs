@@ -85,6 +85,12 @@ pub(crate) struct Demand {
     pub(crate) occasion: Occasion,
 }
 
+/// Graphs that the manager looked at. One of them may be held by nobody else any more, and what it
+/// holds may be anybody's closure. So the caller drops this value without the state of its own.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct Seen(Vec<Arc<dyn Holder>>);
+
 /// The outcome of a request for an executable.
 #[must_use]
 pub(crate) enum Made {
@@ -272,9 +278,10 @@ impl Executables {
     pub(crate) fn make(
         self: &Arc<Self>,
         demand: &mut Demand,
+        seen: &mut Seen,
         make: impl FnOnce() -> Result<Lease<dyn GraphExec>>,
     ) -> Result<Made> {
-        let bytes = match self.reserve(demand, 0)? {
+        let bytes = match self.reserve(demand, 0, seen)? {
             Room::Reserved(bytes) => bytes,
             Room::After(after) => return Ok(Made::After(after)),
         };
@@ -297,7 +304,7 @@ impl Executables {
         let made = Executable { exec, charge };
         // Less was reserved than it takes, perhaps: then others make room now, or it goes again.
         let nothing = Demand { known: Some(0), ..*demand };
-        Ok(match self.reserve(&nothing, bytes)? {
+        Ok(match self.reserve(&nothing, bytes, seen)? {
             Room::Reserved(_) => Made::Now(made),
             Room::After(after) => Made::After(after),
         })
@@ -308,7 +315,7 @@ impl Executables {
     ///
     /// # Errors
     /// `OverBudget`.
-    fn reserve(&self, demand: &Demand, has: u64) -> Result<Room> {
+    fn reserve(&self, demand: &Demand, has: u64, seen: &mut Seen) -> Result<Room> {
         loop {
             let mut state = self.state.lock();
             state.settle();
@@ -320,6 +327,7 @@ impl Executables {
                 return Ok(Room::Reserved(bytes));
             }
             let graphs = state.by_recency();
+            seen.0.extend(graphs.iter().map(|c| c.graph.clone()));
             let leaving = state.leaving.first().map(|(last, _)| *last);
             drop(state);
             let stays = graphs.iter().filter(|c| c.look.stays).map(|c| c.look.bytes).sum::<u64>();
