@@ -76,6 +76,8 @@ plant RecordingLeaked cpu:0 --through c
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
 plant WrittenReadEarly cuda:0 --sim
+plant PieceUnordered sim:0
+plant SourceReadEarly cuda:0 --sim
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
 # it. The tests of leasehold-cuda-sim do.
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \

@@ -49,6 +49,10 @@ pub enum Defect {
     OpenedTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
+    /// `leasehold`: copies of one call are not ordered with the other uses of their last buffer.
+    PieceUnordered,
+    /// `leasehold`: copies of one call may read a source before its last write is over.
+    SourceReadEarly,
     /// `capi`: a retain does not count.
     RetainLost,
     /// `capi`: the operands of a call count as only read.
@@ -87,7 +91,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 30] = [
+    pub const ALL: [Defect; 32] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -118,6 +122,8 @@ impl Defect {
         Defect::UnmappedEarly,
         Defect::CountedTwice,
         Defect::LimitMissed,
+        Defect::PieceUnordered,
+        Defect::SourceReadEarly,
     ];
 }
 

@@ -162,6 +162,8 @@ pub(crate) fn run(
             upload(stream, into, &bytes, hand == crate::step::Hand::Synchronous)
         }
         Op::Copy | Op::Pinned => copy(None),
+        // The C interface has single copies.
+        Op::Copies => stream.copy_batch(&work::pieces(work, to, from)?),
         Op::Copy2d { width, rows, from_pitch, to_pitch } => copy(Some(LeaseholdRows {
             width: width.into(),
             rows: rows.into(),
