@@ -53,6 +53,10 @@ pub enum Defect {
     ExecutableTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
+    /// `leasehold`: copies of one call are not ordered with the other uses of their last buffer.
+    PieceUnordered,
+    /// `leasehold`: copies of one call may read a source before its last write is over.
+    SourceReadEarly,
     /// `capi`: a retain does not count.
     RetainLost,
     /// `capi`: the operands of a call count as only read.
@@ -91,7 +95,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 32] = [
+    pub const ALL: [Defect; 34] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -124,6 +128,8 @@ impl Defect {
         Defect::LimitMissed,
         Defect::TakenInFlight,
         Defect::ExecutableTwice,
+        Defect::PieceUnordered,
+        Defect::SourceReadEarly,
     ];
 }
 

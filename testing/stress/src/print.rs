@@ -372,6 +372,12 @@ fn work(stream: &str, work: &Work) -> String {
             "{stream}.copy_2d({to}, {}, ops::Rows::new({width}, {rows}).src_pitch({from_pitch}).dst_pitch({to_pitch}))?;",
             part(&work.from[0])
         ),
+        Op::Copies => {
+            let piece = |(to, from): (Span, &Span)| format!("({}, {})", part(&to), part(from));
+            let mut pieces: Vec<_> = work.places().zip(&work.from).map(piece).collect();
+            pieces.reverse();
+            format!("{stream}.copy_batch(&[{}])?;", pieces.join(", "))
+        }
         Op::Pinned => format!("{stream}.copy_pinned({to}, {})?;", part(&work.from[0])),
         Op::Launch { .. } => {
             let borrow = if stream.starts_with("s[") { "&" } else { "" };

@@ -45,14 +45,10 @@ impl Program {
     /// Sorts a plan's nodes into waves.
     ///
     /// # Errors
-    /// `InvalidArgument` for a plan whose nodes do not come after their predecessors.
+    /// As [`Plan::check`].
     pub(crate) fn new(plan: Plan) -> Result<Self> {
+        plan.check()?;
         let n = plan.len();
-        if n != 0 && plan.pred_at.len() != n + 1
-            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
-        {
-            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
-        }
         let mut order = Vec::new();
         let mut waves = Vec::new();
         let mut widest = 0;

@@ -16,13 +16,13 @@ const ADDS: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Add)];
 const FILLS: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill)];
 
 pub(crate) const CASES: &[Case] = &[
-    Case::runtime(217, "graphs beyond a budget are taken back and replayed", GRAPHS, taken_back)
+    Case::runtime(224, "graphs beyond a budget are taken back and replayed", GRAPHS, taken_back)
         .sanitizer(),
-    Case::runtime(218, "a running graph keeps its executable, and counts", HELD, running),
-    Case::runtime(219, "a budget below one graph is refused, and nothing is lost", GRAPHS, refused),
-    Case::runtime(220, "graphs in turn beyond the budget are noticed once", GRAPHS, thrashing),
-    Case::runtime(221, "threads share the room of one graph", ADDS, threads).sanitizer(),
-    Case::runtime(222, "a graph without an executable is updated", FILLS, updated).sanitizer(),
+    Case::runtime(225, "a running graph keeps its executable, and counts", HELD, running),
+    Case::runtime(226, "a budget below one graph is refused, and nothing is lost", GRAPHS, refused),
+    Case::runtime(227, "graphs in turn beyond the budget are noticed once", GRAPHS, thrashing),
+    Case::runtime(228, "threads share the room of one graph", ADDS, threads).sanitizer(),
+    Case::runtime(229, "a graph without an executable is updated", FILLS, updated).sanitizer(),
 ];
 
 /// Graphs of the same number of nodes, each with memory of its own.

@@ -6,6 +6,7 @@ mod collective_calls;
 mod collective_ends;
 mod collective_order;
 mod completions;
+mod copies;
 mod devices;
 mod events;
 mod faults;
@@ -34,6 +35,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         memory::CASES,
         growing::CASES,
         transfers::CASES,
+        copies::CASES,
         kernels::CASES,
         graphs::CASES,
         graph_budget::CASES,

@@ -150,9 +150,7 @@ impl Resource for Graphs {
     fn create(&self, _: Handle<tags::Graph>, plan: &Cell<Option<Plan>>) -> Result<GraphState> {
         let plan = plan.take().ok_or_else(|| Error::state("a plan is instantiated once"))?;
         let machine = &self.0.machine;
-        if !plan.is_empty() && plan.pred_at.len() != plan.len() + 1 {
-            return Err(Error::invalid("a plan without the predecessors of its nodes"));
-        }
+        plan.check()?;
         let template = Template(machine, machine.graph_create()?);
         let mut calls = Vec::with_capacity(plan.len());
         for (i, op) in plan.ops.iter().enumerate() {
