@@ -8,9 +8,10 @@ use std::fmt;
 /// The budget for the executables of a runtime's graphs.
 ///
 /// A graph's executable is the driver's form of it, and takes memory beside the graph's buffers:
-/// on CUDA device memory, in proportion to the nodes. The budget is the most bytes that all
-/// executables of the device may take. There is none at first, and the bytes are counted all the
-/// same.
+/// on CUDA device memory, by nodes and branches. The budget is the most bytes that all executables
+/// of the device may take. There is none at first, and the bytes are counted all the same. The
+/// driver may keep memory that it took once for later executables, so a limit comes best before the
+/// graphs.
 ///
 /// If a graph needs room, executables of idle graphs are taken back: of the graph whose last launch
 /// is the longest ago first. Such a graph loses nothing but the executable, and its next launch
@@ -35,7 +36,7 @@ use std::fmt;
 /// assert_eq!(budget.stats().bytes, graph.exec_bytes());
 /// budget.set_limit(16 << 20);
 ///
-/// budget.take_idle(); // for example before other work of the process needs the memory
+/// budget.take_idle(); // for example before other graphs are recorded
 /// assert_eq!((budget.stats().bytes, graph.exec_bytes()), (0, 0));
 /// graph.launch()?; // makes the executable again
 /// assert_eq!(runtime.to_vec(&x)?, [7; 4]);
