@@ -273,12 +273,18 @@ impl Graph {
 
     fn submit(&self, core: &StreamCore) -> Result<Timepoint> {
         self.0.checks.iter().try_for_each(|check| check.before())?;
-        let point = self.submit_checked(core)?;
+        let point = match self.submit_checked(core) {
+            Ok(point) => point,
+            Err(Missed::Executable) => self.launch_again(core)?,
+            Err(Missed::Error(e)) => return Err(e),
+        };
         self.0.checks.iter().for_each(|check| check.launched(point));
         Ok(point)
     }
 
-    fn submit_checked(&self, core: &StreamCore) -> Result<Timepoint> {
+    // A call of its own would return a `Result` through memory.
+    #[inline(always)]
+    fn submit_checked(&self, core: &StreamCore) -> Result<Timepoint, Missed> {
         let inner = &*self.0;
         core.wait_for_room()?;
         let guard = inner.arena.launch()?;
@@ -288,10 +294,7 @@ impl Graph {
         let mut state = inner.state.lock();
         let ExecState { instances, outside, growing, last, launches, plan, names, .. } =
             &mut *state;
-        let Some(executable) = instances.current() else {
-            drop((state, submit_guard, guard));
-            return self.launch_again(core);
-        };
+        let executable = instances.current().ok_or(Missed::Executable)?;
         let outside = WithHeld::add(outside, &inner.held);
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
@@ -353,8 +356,17 @@ impl Graph {
     fn launch_again(&self, core: &StreamCore) -> Result<Timepoint> {
         let inner = &*self.0;
         inner.wanted.fetch_add(1, Ordering::AcqRel);
-        let launched =
-            inner.ensure_executable(Occasion::Launch).and_then(|()| self.submit_checked(core));
+        let launched = loop {
+            if let Err(e) = inner.ensure_executable(Occasion::Launch) {
+                break Err(e);
+            }
+            match self.submit_checked(core) {
+                Ok(point) => break Ok(point),
+                // An update has given it up meanwhile.
+                Err(Missed::Executable) => {}
+                Err(Missed::Error(e)) => break Err(e),
+            }
+        };
         inner.wanted.fetch_sub(1, Ordering::AcqRel);
         launched
     }
@@ -564,6 +576,20 @@ impl Graph {
         // Without the lock: what goes may be anybody's closure.
         drop((old, old_outside));
         Ok(Tried::Done(outcome))
+    }
+}
+
+/// The reason for which nothing was submitted.
+enum Missed {
+    /// The executable was taken back.
+    Executable,
+    Error(Error),
+}
+
+impl From<Error> for Missed {
+    #[inline]
+    fn from(e: Error) -> Self {
+        Self::Error(e)
     }
 }
 
