@@ -30,7 +30,7 @@ use std::fmt;
 
 /// Bytes of device memory that the driver takes for a node, and for each branch of a graph: a chain
 /// of nodes that it may run beside others. The driver reports neither. (Measured: decision 0045.)
-const NODE_BYTES: u64 = 2 << 10;
+const NODE_BYTES: u64 = 5 << 9;
 const BRANCH_BYTES: u64 = 112 << 10;
 
 struct StagingCopy {
