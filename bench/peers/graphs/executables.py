@@ -7,42 +7,10 @@ what is free again after they are gone. Needs a CUDA driver alone.
 import ctypes as C
 import time
 
-cuda = C.CDLL("libcuda.so.1")
-PTX = b""".version 7.0
-.target sm_70
-.address_size 64
-.visible .entry k(.param .u64 p, .param .align 8 .b8 q[256]) { ret; }
-"""
+from driver import Device, call, free
 
-
-class Params(C.Structure):
-    _fields_ = [("function", C.c_void_p)] + [(n, C.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "shared")]
-    _fields_ += [("params", C.c_void_p), ("extra", C.c_void_p)]
-
-
-def call(name, *args):
-    code = getattr(cuda, name)(*args)
-    if code:
-        raise SystemExit(f"{name}: {code}")
-
-
-call("cuInit", 0)
-context, module, function, stream, version = C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_int()
+device, version = Device(256), C.c_int()
 call("cuDriverGetVersion", C.byref(version))
-call("cuDevicePrimaryCtxRetain", C.byref(context), 0)
-call("cuCtxSetCurrent", context)
-call("cuModuleLoadData", C.byref(module), PTX)
-call("cuModuleGetFunction", C.byref(function), module, b"k")
-call("cuStreamCreate", C.byref(stream), 1)
-p, q = C.c_uint64(0), (C.c_char * 256)()
-ARGS = (C.c_void_p * 2)(C.addressof(p), C.addressof(q))
-KERNEL = Params(function.value, 1, 1, 1, 32, 1, 1, 0, C.cast(ARGS, C.c_void_p), None)
-
-
-def free():
-    now, total = C.c_size_t(), C.c_size_t()
-    call("cuMemGetInfo_v2", C.byref(now), C.byref(total))
-    return now.value
 
 
 def make(nodes, chain=True):
@@ -50,19 +18,16 @@ def make(nodes, chain=True):
     graph, executable, before = C.c_void_p(), C.c_void_p(), None
     call("cuGraphCreate", C.byref(graph), 0)
     for _ in range(nodes):
-        node = C.c_void_p()
-        after = (C.c_void_p * 1)(before) if before and chain else None
-        call("cuGraphAddKernelNode_v2", C.byref(node), graph, after, C.c_size_t(1 if after else 0), C.byref(KERNEL))
-        before = node.value
+        before = device.add(graph, [before] if before and chain else [])
     begun, marks = time.perf_counter(), [free()]
     call("cuGraphInstantiateWithFlags", C.byref(executable), graph, 0)
     marks.append(free())
-    call("cuGraphUpload", executable, stream)
-    call("cuStreamSynchronize", stream)
+    call("cuGraphUpload", executable, device.stream)
+    call("cuStreamSynchronize", device.stream)
     marks.append(free())
     seconds = time.perf_counter() - begun
-    call("cuGraphLaunch", executable, stream)
-    call("cuStreamSynchronize", stream)
+    call("cuGraphLaunch", executable, device.stream)
+    call("cuStreamSynchronize", device.stream)
     marks.append(free())
     return graph, executable, tuple(a - b for a, b in zip(marks, marks[1:])), seconds
 

@@ -11,42 +11,10 @@ import ctypes as C
 import sys
 import time
 
-cuda = C.CDLL("libcuda.so.1")
+from driver import Device, call, cuda, free
+
 shape, (width, nodes, count, parameters) = sys.argv[1], map(int, sys.argv[2:6])
-PTX = f""".version 7.0
-.target sm_70
-.address_size 64
-.visible .entry k(.param .u64 p, .param .align 8 .b8 q[{parameters}]) {{ ret; }}
-""".encode()
-
-
-class Params(C.Structure):
-    _fields_ = [("function", C.c_void_p)] + [(n, C.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "shared")]
-    _fields_ += [("params", C.c_void_p), ("extra", C.c_void_p)]
-
-
-def call(name, *args):
-    code = getattr(cuda, name)(*args)
-    if code:
-        raise SystemExit(f"{name}: {code}")
-
-
-call("cuInit", 0)
-context, module, function, stream = C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_void_p()
-call("cuDevicePrimaryCtxRetain", C.byref(context), 0)
-call("cuCtxSetCurrent", context)
-call("cuModuleLoadData", C.byref(module), PTX)
-call("cuModuleGetFunction", C.byref(function), module, b"k")
-call("cuStreamCreate", C.byref(stream), 1)
-p, q = C.c_uint64(0), (C.c_char * parameters)()
-ARGS = (C.c_void_p * 2)(C.addressof(p), C.addressof(q))
-KERNEL = Params(function.value, 1, 1, 1, 32, 1, 1, 0, C.cast(ARGS, C.c_void_p), None)
-
-
-def free():
-    now, total = C.c_size_t(), C.c_size_t()
-    call("cuMemGetInfo_v2", C.byref(now), C.byref(total))
-    return now.value
+device = Device(parameters)
 
 
 def before(i):
@@ -60,14 +28,11 @@ def make():
     graph, executable, ids = C.c_void_p(), C.c_void_p(), []
     call("cuGraphCreate", C.byref(graph), 0)
     for i in range(nodes):
-        node, after = C.c_void_p(), [ids[j] for j in before(i)]
-        array = (C.c_void_p * len(after))(*after) if after else None
-        call("cuGraphAddKernelNode_v2", C.byref(node), graph, array, C.c_size_t(len(after)), C.byref(KERNEL))
-        ids.append(node.value)
+        ids.append(device.add(graph, [ids[j] for j in before(i)]))
     call("cuGraphInstantiateWithFlags", C.byref(executable), graph, 0)
-    call("cuGraphUpload", executable, stream)
-    call("cuGraphLaunch", executable, stream)
-    call("cuStreamSynchronize", stream)
+    call("cuGraphUpload", executable, device.stream)
+    call("cuGraphLaunch", executable, device.stream)
+    call("cuStreamSynchronize", device.stream)
     return graph, executable
 
 

@@ -6,10 +6,13 @@
 //! these make (1), and a budget in MiB (none). Run it with a budget and without to compare: a
 //! driver may keep what it took once.
 
+mod timed;
+
 use leasehold::graph::GraphBudget;
 use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource};
 use leasehold::prelude::*;
 use std::time::Instant;
+use timed::timed;
 
 /// Adds one to each of 64 words.
 const ADD_ONE: &str = r"
@@ -53,19 +56,6 @@ fn kernel() -> Result<KernelBase> {
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
-}
-
-/// The median and the 99th percentile of some calls, in microseconds.
-fn timed(name: &str, count: usize, mut call: impl FnMut(usize) -> Result<()>) -> Result<()> {
-    let mut times = Vec::with_capacity(count);
-    for i in 0..count {
-        let begun = Instant::now();
-        call(i)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
-    }
-    times.sort_by(f64::total_cmp);
-    println!("{name:52} {:9.1} us, p99 {:9.1}", times[count / 2], times[count * 99 / 100]);
-    Ok(())
 }
 
 fn main() -> Result<()> {

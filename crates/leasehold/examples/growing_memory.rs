@@ -5,28 +5,17 @@
 //! The second argument divides the sizes: 1 is 32 slots of at most 1 GiB, with 1,000 tokens of
 //! 128 KiB each.
 
+mod timed;
+
 use leasehold::Growing;
 use leasehold::prelude::*;
 use leasehold::suspend::{Contents, SuspendablePool};
 use std::time::Instant;
+use timed::timed;
 
 const SLOTS: usize = 32;
 /// Values of a token.
 const TOKEN: usize = (128 << 10) / 4;
-
-/// The median and the 99th percentile of some calls, in microseconds.
-fn timed(name: &str, count: usize, mut call: impl FnMut(usize) -> Result<()>) -> Result<()> {
-    let mut times = Vec::with_capacity(count);
-    for i in 0..count {
-        let begun = Instant::now();
-        call(i)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
-    }
-    times.sort_by(f64::total_cmp);
-    let [half, most] = [times.len() / 2, times.len() * 99 / 100].map(|i| times[i]);
-    println!("{name:52} {half:9.1} us, p99 {most:9.1}");
-    Ok(())
-}
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
