@@ -243,7 +243,8 @@ impl Stream {
     }
 
     /// Sets how long a submission waits for room while none of the stream's work completes; 30
-    /// seconds at first. To the millisecond.
+    /// seconds at first. To the millisecond. A launch of a graph waits as long for room in the
+    /// [graph budget](crate::graph::GraphBudget) while the graphs that have it do not go on.
     pub fn set_submit_timeout(&self, timeout: Duration) {
         self.live.set_patience(timeout);
     }

@@ -16,8 +16,8 @@ use std::fmt;
 /// If a graph needs room, executables of idle graphs are taken back: of the graph whose last launch
 /// is the longest ago first. Such a graph loses nothing but the executable, and its next launch
 /// makes that again. So a launch may instantiate, and may block until launches of other graphs are
-/// over. A launch must not wait in this way for work that only its own thread can set going, for
-/// example by a host timeline.
+/// over. Work that only its own thread can set going, for example by a host timeline, it waits for
+/// in vain: [`Timeout`](leasehold_core::Error::Timeout) says so after a while.
 ///
 /// A graph with calls of a collective keeps its executable, since other ranks would have to make
 /// theirs again too.

@@ -38,6 +38,7 @@ use leasehold_hal::{LaunchInfo, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Weak;
+use std::time::Duration;
 
 /// A buffer of the recording that somebody still held when it stopped. The graph does not keep it,
 /// only its memory.
@@ -170,6 +171,21 @@ fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
     Plan::new(ops)
 }
 
+/// The error of a launch that waited for room in vain.
+#[cold]
+fn no_room(error: Error, patience: Duration) -> Error {
+    match error {
+        Error::Timeout(why) => Error::Timeout(
+            format!(
+                "no room for a graph's executable in the graph budget: the graphs that have it did not go on within {patience:?} ({why}). What they \
+                 wait for (a host timeline, a host call) must not come from the thread that launches. Nothing was launched"
+            )
+            .into(),
+        ),
+        other => other,
+    }
+}
+
 /// Tells a trace the names of a graph's operations before a launch.
 #[cold]
 #[inline(never)]
@@ -225,7 +241,7 @@ impl Graph {
             wanted: AtomicU32::new(0),
             state: Mutex::new(state),
         });
-        inner.ensure_executable(Occasion::New)?;
+        inner.ensure_executable(Occasion::New, inner.default.patience())?;
         let holder: Weak<dyn Holder> = Arc::<Inner>::downgrade(&inner);
         inner.runtime.executables.register(holder);
         Ok(Self(inner))
@@ -239,7 +255,8 @@ impl Graph {
     /// # Errors
     /// The stream's cause when it is poisoned; what a [`LaunchCheck`](super::LaunchCheck) says,
     /// such as the failure of a communicator whose calls the graph has; `OverBudget` if the graph
-    /// budget does not hold the executable; the driver's own.
+    /// budget does not hold the executable; `Timeout` if the graphs that have its room do not go on
+    /// ([`Stream::set_submit_timeout`]); the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Timepoint> {
         let default = &*self.0.default;
@@ -357,7 +374,7 @@ impl Graph {
         let inner = &*self.0;
         inner.wanted.fetch_add(1, Ordering::AcqRel);
         let launched = loop {
-            if let Err(e) = inner.ensure_executable(Occasion::Launch) {
+            if let Err(e) = inner.ensure_executable(Occasion::Launch, core.patience()) {
                 break Err(e);
             }
             match self.submit_checked(core) {
@@ -631,10 +648,10 @@ impl Inner {
     /// Makes the executable, if there is none. Waits for room without the state.
     ///
     /// # Errors
-    /// `OverBudget`; `Suspended` for a buffer of a suspended pool; the driver's own. The graph is
+    /// `OverBudget`; `Timeout` while nothing goes on that makes room; `Suspended` for a buffer of a suspended pool; the driver's own. The graph is
     /// as it was then.
     #[cold]
-    fn ensure_executable(&self, occasion: Occasion) -> Result<()> {
+    fn ensure_executable(&self, occasion: Occasion, patience: Duration) -> Result<()> {
         let executables = &self.runtime.executables;
         loop {
             // Declared before the state, so dropped without it.
@@ -662,6 +679,9 @@ impl Inner {
                 }
                 Made::After(after) => {
                     drop(state);
+                    after.map_or(Ok(()), |point| {
+                        self.runtime.wait_moving(point, patience).map_err(|e| no_room(e, patience))
+                    })?;
                     self.runtime.wait_over_or_moment(after)?;
                 }
             }

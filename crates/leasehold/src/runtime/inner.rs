@@ -346,6 +346,23 @@ impl RuntimeInner {
         }
     }
 
+    /// Waits until a timepoint is over, or known to have failed, as long as something completes on
+    /// its timeline.
+    ///
+    /// # Errors
+    /// `Timeout` if nothing does for this long.
+    pub(crate) fn wait_moving(&self, point: Timepoint, patience: Duration) -> Result<()> {
+        let timeline = point.timeline();
+        loop {
+            let before = timeline.completed();
+            match self.wait_point(point, Some(patience)) {
+                Err(e @ Error::Timeout(_)) if timeline.completed() == before => return Err(e),
+                Err(Error::Timeout(_)) => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+
     /// Waits as [`wait_over`](Self::wait_over), or for a moment where nothing is known to wait for.
     pub(crate) fn wait_over_or_moment(&self, point: Option<Timepoint>) -> Result<()> {
         match point {

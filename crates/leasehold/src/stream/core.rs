@@ -103,6 +103,11 @@ impl StreamCore {
         Ok(core)
     }
 
+    /// How long a submitter waits for room while nothing completes.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed))
+    }
+
     /// Sets how long a submitter waits for room while nothing completes.
     pub(crate) fn set_patience(&self, timeout: Duration) {
         let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
@@ -187,7 +192,7 @@ impl StreamCore {
                 target
             };
             let before = self.timeline.completed();
-            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
+            let patience = self.patience();
             match self.raw.wait_host(target, Some(patience)) {
                 Err(Error::Timeout(_)) if self.timeline.completed() == before => {
                     return Err(self.stuck(patience));

@@ -9,6 +9,7 @@ use leasehold::graph::{GraphBudget, NodeId, UpdateOutcome};
 use leasehold::kernel::Grid;
 use leasehold::{Array, Graph, GraphUpdate, KernelBase, Runtime, View};
 use std::thread;
+use std::time::Duration;
 
 const GRAPHS: &[Need] = &[Need::Graphs];
 const HELD: &[Need] = &[Need::Graphs, Need::Hold];
@@ -132,6 +133,14 @@ fn running(env: &Env) -> Outcome {
     several.counted()?;
     // Room for one: the second waits for the first.
     several.budget.set_limit(several.each);
+    other.set_submit_timeout(Duration::from_millis(20));
+    expect_error(
+        second.launch_on(&other).map(drop),
+        "Timeout",
+        "a launch behind one's own signal",
+    )?;
+    several.counted()?;
+    other.set_submit_timeout(Duration::from_secs(30));
     let done = AtomicBool::new(false);
     let launched = thread::scope(|scope| {
         let second = scope.spawn(|| {
@@ -139,7 +148,7 @@ fn running(env: &Env) -> Outcome {
             done.store(true, Ordering::Release);
             point
         });
-        env.linger(std::time::Duration::from_millis(5));
+        env.linger(Duration::from_millis(5));
         let early = done.load(Ordering::Acquire);
         let counted = several.counted();
         let released = hold.release();
