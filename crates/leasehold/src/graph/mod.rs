@@ -32,13 +32,15 @@ mod optimise;
 mod record;
 mod recording;
 mod stop;
+mod update;
 
 pub(crate) use executables::Executables;
 pub(crate) use recording::Recording;
 
 pub use budget::GraphBudget;
-pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
+pub use exec::{Graph, NodeId};
 pub use executables::GraphStats;
 pub use operator::GraphOperator;
 pub use record::GraphRecording;
 pub use stop::{LaunchCheck, Note, StopCheck};
+pub use update::{GraphUpdate, UpdateOutcome};
