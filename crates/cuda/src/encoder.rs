@@ -2,9 +2,11 @@
 //!
 //! One operation is one driver call. Some 2-D copies take one call per row: those between devices
 //! that cannot reach each other, and those with overlapping rows. Several copies of one operation
-//! take one call per [`BATCH`] pieces. They take one per piece if the driver has no such call, or if a
-//! piece goes between devices that cannot reach each other. The encoder allocates nothing. It builds the
-//! arguments of a launch and the lists of a batch on the stack.
+//! take one call per [`BATCH`] pieces. They take one per piece if the driver has no such call, or
+//! if a piece goes between devices that cannot reach each other.
+//!
+//! The encoder allocates nothing. It builds the arguments of a launch and the lists of a batch on
+//! the stack.
 //!
 //! # Arguments of a kernel
 //! The arguments are one buffer: the addresses of all bindings in order, 8 bytes each, then the

@@ -5,7 +5,6 @@
 //!
 //! This module must not know which code copies.
 
-use crate::op::Copy2d;
 use leasehold_core::{Error, Result};
 
 /// A piece of several copies: bytes without a gap.
@@ -21,14 +20,6 @@ pub struct Copy1d {
     pub dst_native: u64,
     /// Bytes. The addresses of no bytes may be any numbers.
     pub bytes: u64,
-}
-
-impl Copy1d {
-    /// The piece as a copy of its own.
-    #[must_use]
-    pub fn alone(&self) -> Copy2d {
-        Copy2d::linear((self.src, self.src_native), (self.dst, self.dst_native), self.bytes)
-    }
 }
 
 /// Copies that make one operation. Their pieces share no byte that one of them writes.
