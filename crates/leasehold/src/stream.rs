@@ -236,12 +236,8 @@ impl Stream {
                 .too_large(layout.size)
                 .map_or_else(|| recording.alloc(layout), Err);
         }
-        let memory = &self.runtime.memory;
         let on = On { timeline: self.live.timeline, source: self.live.raw_source() };
-        let result = match self.runtime.recorder() {
-            Some(recorder) => recorder.allocation(memory, layout, || memory.alloc(layout, on)),
-            None => memory.alloc(layout, on),
-        };
+        let result = self.runtime.traced_alloc(&self.runtime.memory, layout, on);
         // Some devices give more than they have. Where one refuses, the size is the reason.
         result.map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
     }

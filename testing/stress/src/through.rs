@@ -19,16 +19,10 @@ use leasehold::{
     Access, Buffer, BufferView, Error, Event, Graph, HostTimeline, Lease, Operand, OutOfMemory,
     Result, Runtime, Stream, Timepoint, View,
 };
-use leasehold_capi::extend::{self, Lent};
+use leasehold_capi::extend::{self, INVALID_ARGUMENT, INVALID_STATE, Lent, OUT_OF_MEMORY, TIMEOUT};
 use leasehold_capi::ffi::*;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
-
-/// The statuses that the header names and this module tells apart.
-const INVALID_ARGUMENT: c_int = 1;
-const OUT_OF_MEMORY: c_int = 2;
-const INVALID_STATE: c_int = 7;
-const TIMEOUT: c_int = 10;
 
 /// The error of a status, with the library's text.
 fn check(status: c_int) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::stream::{StreamCore, in_host_call};
 use crate::trace::recorder::{Recorder, What};
 use crate::trace::tracks::Tracks;
 use crate::view::{Operand, View};
-use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
+use leasehold_alloc::{Allocator, Buffer, Layout, On, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint, TryOnceLock};
@@ -243,6 +243,19 @@ impl RuntimeInner {
         let mut all = vec![self.default()];
         all.extend(self.streams.lock().iter().filter_map(Weak::upgrade));
         all
+    }
+
+    /// Allocates, which a trace notes if one is on.
+    pub(crate) fn traced_alloc(
+        &self,
+        memory: &Allocator,
+        layout: Layout,
+        on: On<'_>,
+    ) -> Result<Lease<Buffer>> {
+        match self.recorder() {
+            Some(recorder) => recorder.allocation(memory, layout, on),
+            None => memory.alloc(layout, on),
+        }
     }
 
     /// Makes a call, which a trace notes if one is on.
