@@ -326,8 +326,15 @@ impl<'a, 's> Encoder<'a, 's> {
     unsafe fn copies(&mut self, copies: &Copies<'_>) -> Result<()> {
         let mut together = self.core.properties().copy_batch;
         // All pieces are checked before the driver is given one.
+        let own = self.core.context.ordinal();
+        let near = |addr, bytes| match self.core.shared.place(addr, bytes) {
+            None | Some(Place::Pinned) => true,
+            Some(Place::Device(device)) => device == own,
+        };
         for piece in copies.pieces().iter().filter(|piece| piece.bytes != 0) {
-            together &= matches!(route(self.core, &piece.alone())?, Route::Direct(_));
+            if !(near(piece.src, piece.bytes) && near(piece.dst, piece.bytes)) {
+                together &= matches!(route(self.core, &piece.alone())?, Route::Direct(_));
+            }
         }
         if !together {
             // SAFETY: the caller vouches for the pieces.
