@@ -2,9 +2,11 @@
 //!
 //! One operation is one driver call. Some 2-D copies take one call per row: those between devices
 //! that cannot reach each other, and those with overlapping rows. Several copies of one operation
-//! take one call per [`BATCH`] pieces. They take one per piece if the driver has no such call, or if a
-//! piece goes between devices that cannot reach each other. The encoder allocates nothing. It builds the
-//! arguments of a launch and the lists of a batch on the stack.
+//! take one call per [`BATCH`] pieces. They take one per piece if the driver has no such call, or
+//! if a piece goes between devices that cannot reach each other.
+//!
+//! The encoder allocates nothing. It builds the arguments of a launch and the lists of a batch on
+//! the stack.
 //!
 //! # Arguments of a kernel
 //! The arguments are one buffer: the addresses of all bindings in order, 8 bytes each, then the
@@ -324,8 +326,15 @@ impl<'a, 's> Encoder<'a, 's> {
     unsafe fn copies(&mut self, copies: &Copies<'_>) -> Result<()> {
         let mut together = self.core.properties().copy_batch;
         // All pieces are checked before the driver is given one.
+        let own = self.core.context.ordinal();
+        let near = |addr, bytes| match self.core.shared.place(addr, bytes) {
+            None | Some(Place::Pinned) => true,
+            Some(Place::Device(device)) => device == own,
+        };
         for piece in copies.pieces().iter().filter(|piece| piece.bytes != 0) {
-            together &= matches!(route(self.core, &piece.alone())?, Route::Direct(_));
+            if !(near(piece.src, piece.bytes) && near(piece.dst, piece.bytes)) {
+                together &= matches!(route(self.core, &piece.alone())?, Route::Direct(_));
+            }
         }
         if !together {
             // SAFETY: the caller vouches for the pieces.

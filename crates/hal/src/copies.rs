@@ -5,7 +5,6 @@
 //!
 //! This module must not know which code copies.
 
-use crate::op::Copy2d;
 use leasehold_core::{Error, Result};
 
 /// A piece of several copies: bytes without a gap.
@@ -21,14 +20,6 @@ pub struct Copy1d {
     pub dst_native: u64,
     /// Bytes. The addresses of no bytes may be any numbers.
     pub bytes: u64,
-}
-
-impl Copy1d {
-    /// The piece as a copy of its own.
-    #[must_use]
-    pub fn alone(&self) -> Copy2d {
-        Copy2d::linear((self.src, self.src_native), (self.dst, self.dst_native), self.bytes)
-    }
 }
 
 /// Copies that make one operation. Their pieces share no byte that one of them writes.
@@ -50,7 +41,7 @@ pub struct Copies<'a> {
 
 impl<'a> Copies<'a> {
     /// Checks that the pieces can be copied in any order. Pieces whose destinations ascend, apart
-    /// from all sources, take one pass; others are sorted.
+    /// from all sources, take one pass. Otherwise the destinations are sorted, or both sides.
     ///
     /// # Errors
     /// `InvalidArgument`, with the numbers of two pieces, if one reads or writes what the other one
@@ -98,8 +89,8 @@ impl<'a> Copies<'a> {
     }
 }
 
-/// Returns whether one pass shows that the pieces are apart: the destinations ascend, and the span
-/// of all of them does not meet that of all sources.
+/// Returns whether the pieces are apart where that is quickly seen: the span of all destinations
+/// does not meet that of all sources, and the destinations ascend or do so once they are sorted.
 fn are_apart(pieces: &[Copy1d]) -> Result<bool> {
     let (mut first_src, mut src_end) = (u64::MAX, 0);
     let (mut first_dst, mut dst_end) = (u64::MAX, 0);
@@ -113,7 +104,16 @@ fn are_apart(pieces: &[Copy1d]) -> Result<bool> {
         (first_src, src_end) = (first_src.min(piece.src), src_end.max(from));
         (first_dst, dst_end) = (first_dst.min(piece.dst), dst_end.max(to));
     }
-    Ok(ascend && (dst_end <= first_src || src_end <= first_dst))
+    if src_end > first_dst && dst_end > first_src {
+        return Ok(false);
+    }
+    if ascend {
+        return Ok(true);
+    }
+    let filled = pieces.iter().filter(|piece| piece.bytes != 0);
+    let mut written: Vec<_> = filled.map(|piece| (piece.dst, piece.dst + piece.bytes)).collect();
+    written.sort_unstable_by_key(|range| range.0);
+    Ok(written.windows(2).all(|two| two[0].1 <= two[1].0))
 }
 
 /// The end of the ranges so far, and the piece that reaches it.

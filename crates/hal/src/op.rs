@@ -3,7 +3,7 @@
 //!
 //! This module must not know which code runs them.
 
-use crate::copies::Copies;
+use crate::copies::{Copies, Copy1d};
 use crate::graph::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};
 use leasehold_core::panics::{Kept, caught};
@@ -84,6 +84,14 @@ impl Copy2d {
         } else {
             (self.rows - 1).saturating_mul(pitch).saturating_add(self.width)
         }
+    }
+}
+
+impl Copy1d {
+    /// The piece as a copy of its own.
+    #[must_use]
+    pub fn alone(&self) -> Copy2d {
+        Copy2d::linear((self.src, self.src_native), (self.dst, self.dst_native), self.bytes)
     }
 }
 

@@ -272,16 +272,21 @@ impl<'a> RawLoop<'a> {
             Some(order) => format!("cuMemcpyBatchAsync, sources in {order:?} order"),
             None => "single copies".to_owned(),
         };
-        // SAFETY (both calls): the memory lives as long as `self`, nobody writes a source, and no
-        // piece accesses what another one writes.
+        let one_by_one = || {
+            std::iter::zip(&src, &dst).try_for_each(|(&src, &dst)| {
+                let copy = NativeCopy::linear(kind, dst, src, PIECE);
+                // SAFETY: the memory lives as long as `self`.
+                unsafe { self.ops.copy(self.stream, &copy) }
+            })
+        };
         let call = || match together {
-            Some(order) => unsafe {
+            Some(order) => {
                 let batch = NativeBatch { src: &src, dst: &dst, bytes: &bytes, order };
-                self.ops.copy_batch(self.stream, &batch)
-            },
-            None => std::iter::zip(&src, &dst).try_for_each(|(&src, &dst)| unsafe {
-                self.ops.copy(self.stream, &NativeCopy::linear(kind, dst, src, PIECE))
-            }),
+                // SAFETY: the memory lives as long as `self`. Nobody writes a source, and no piece
+                // accesses what another one writes.
+                unsafe { self.ops.copy_batch(self.stream, &batch) }
+            }
+            None => one_by_one(),
         };
         Figure::measure(name, samples, 4, PIECES * PIECE, call, || self.wait())
     }

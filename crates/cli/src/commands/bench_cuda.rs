@@ -259,6 +259,10 @@ fn copies(
         let together = ours.figure(format!("{name}, one call"), samples, 4, bytes, || {
             runtime.stream().copy_batch(&pieces)
         })?;
+        if order != SourceOrder::Stream {
+            let ordered = raw.copies(kind, Some(SourceOrder::Stream), samples)?;
+            pairs.push(Pair::new(together.clone(), ordered));
+        }
         pairs.push(Pair::new(together, raw.copies(kind, Some(order), samples)?));
         let single = ours.figure(format!("{name}, one by one"), samples, 4, bytes, || {
             pieces.iter().try_for_each(|&(to, from)| runtime.stream().copy(to, from))

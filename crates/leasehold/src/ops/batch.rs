@@ -55,11 +55,16 @@ impl Stream {
     /// nothing was submitted.
     #[doc(alias("cudaMemcpyBatchAsync", "swap_blocks", "vkCmdCopyBuffer"))]
     pub fn copy_batch(&self, pieces: &[(BufferView<'_>, BufferView<'_>)]) -> Result<()> {
-        let list = pieces
-            .iter()
-            .enumerate()
-            .map(|(i, (dst, src))| self.piece(i, *dst, *src))
-            .collect::<Result<Vec<_>>>()?;
+        let mut list = Vec::with_capacity(pieces.len());
+        let mut before = None;
+        for (i, &(dst, src)) in pieces.iter().enumerate() {
+            list.push(piece(i, dst, src)?);
+            // Most pieces have the buffers of the piece before them.
+            if !before.is_some_and(|(to, from)| dst.lease.same(to) && src.lease.same(from)) {
+                self.check_buffers(dst, src).map_err(|e| of_piece(i, e))?;
+                before = Some((dst.lease, src.lease));
+            }
+        }
         let copies = Copies::new(&list)?;
         if copies.bytes() == 0 {
             return Ok(());
@@ -73,26 +78,13 @@ impl Stream {
         unsafe { self.pass_copies(copies, &operands) }.map(drop)
     }
 
-    /// Checks a piece by itself, and puts it into the backend's form.
-    fn piece(&self, i: usize, dst: BufferView<'_>, src: BufferView<'_>) -> Result<Copy1d> {
-        if dst.len() != src.len() {
-            return Err(Error::invalid(format!(
-                "piece {i} copies from {} to {} bytes; they must be equal: take a part of the larger one",
-                src.len(),
-                dst.len()
-            )));
+    /// Checks that one side may be written, and that the stream reaches both.
+    fn check_buffers(&self, dst: BufferView<'_>, src: BufferView<'_>) -> Result<()> {
+        check_writable(&dst.write())?;
+        match self.runtime.owns(src.buffer()) && self.runtime.owns(dst.buffer()) {
+            true => Ok(()),
+            false => self.check_peers(dst, src),
         }
-        check_writable(&dst.write()).map_err(|e| of_piece(i, e))?;
-        if !(self.runtime.owns(src.buffer()) && self.runtime.owns(dst.buffer())) {
-            self.check_peers(dst, src).map_err(|e| of_piece(i, e))?;
-        }
-        Ok(Copy1d {
-            src: src.addr(),
-            src_native: src.buffer().native(),
-            dst: dst.addr(),
-            dst_native: dst.buffer().native(),
-            bytes: dst.len(),
-        })
     }
 
     /// Checks that this device's backend copies between both sides, of which one is not this
@@ -163,6 +155,28 @@ impl Stream {
             })
         }
     }
+}
+
+/// A piece in the backend's form.
+#[inline]
+fn piece(i: usize, dst: BufferView<'_>, src: BufferView<'_>) -> Result<Copy1d> {
+    if dst.len() != src.len() {
+        return Err(unequal(i, dst.len(), src.len()));
+    }
+    Ok(Copy1d {
+        src: src.addr(),
+        src_native: src.buffer().native(),
+        dst: dst.addr(),
+        dst_native: dst.buffer().native(),
+        bytes: dst.len(),
+    })
+}
+
+#[cold]
+fn unequal(i: usize, to: u64, from: u64) -> Error {
+    Error::invalid(format!(
+        "piece {i} copies from {from} to {to} bytes; they must be equal: take a part of the larger one"
+    ))
 }
 
 /// Names the piece that an error is about.

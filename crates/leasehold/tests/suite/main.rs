@@ -6,6 +6,7 @@ mod borrowed;
 mod common;
 mod compile_fail;
 mod contexts;
+mod copies;
 #[cfg(feature = "cuda")]
 mod cuda_sources;
 mod errors;
