@@ -469,8 +469,8 @@ impl Inner {
     /// Makes the executable, if there is none. Waits for room without the state.
     ///
     /// # Errors
-    /// `OverBudget`; `Timeout` while nothing goes on that makes room; `Suspended` for a buffer of a suspended pool; the driver's own. The graph is
-    /// as it was then.
+    /// `OverBudget`; `Timeout` while nothing goes on that makes room; `Suspended` for a buffer of a
+    /// suspended pool; the driver's own. The graph is as it was then.
     #[cold]
     fn ensure_executable(&self, occasion: Occasion, patience: Duration) -> Result<()> {
         let executables = &self.runtime.executables;

@@ -1,8 +1,8 @@
 //! Updates of graphs: other parameters, grids and buffers for the launches that come later.
 //!
-//! An update derives the plan of the changed recording. If the dependencies are the same, it changes
-//! an instance in place; else the graph's old executables go, and another one is made. It waits, if
-//! it does, without the state.
+//! An update derives the plan of the changed recording. If the dependencies are the same, it
+//! changes an instance in place; else the graph's old executables go, and another one is made. It
+//! waits, if it does, without the state.
 
 use crate::graph::exec::{ExecState, Graph, Inner, NodeId, plan_of};
 use crate::graph::executables::{Demand, Executable, Made, Occasion, Seen};
