@@ -1,8 +1,8 @@
 #!/bin/sh
 # Plants mistakes in the crates, one at a time, and has `leasehold stress` look for them: each must
-# be found within 50 seeds, and without one nothing may be found. Those of growing memory are for
-# `leasehold conformance`. The feature `planted-defects` is built here alone, and LEASEHOLD_DEFECT
-# names the mistake.
+# be found within 50 seeds, and without one nothing may be found. Those of growing memory and of the
+# graph budget are for `leasehold conformance`. The feature `planted-defects` is built here alone,
+# and LEASEHOLD_DEFECT names the mistake.
 #
 #   ci/planted.sh                            all
 #   ci/planted.sh PassedEarly MissingWait    these
@@ -46,6 +46,7 @@ if [ -z "$wanted" ]; then
     done
     "$leasehold" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
     "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
+    "$leasehold" conformance --device sim:0 --filter 224-229 >/dev/null || failed=1
 fi
 case " $wanted " in
     "  " | *" collective "*)
@@ -84,19 +85,26 @@ for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress Earl
     EventRecycledEarly MissingEdge WordBeforeWork; do
     plant "$defect" cuda:0 --sim
 done
-# Growing memory: the cases of conformance find these.
-for defect in UnmappedEarly CountedTwice LimitMissed; do
+# The cases of conformance find these: of growing memory, and of the graph budget.
+conform() { # DEFECT CASES
     case " $wanted " in
-        "  " | *" $defect "*)
-            if LEASEHOLD_DEFECT=$defect timeout 120 "$leasehold" conformance --device sim:0 --filter 212-216 2>&1 | grep -q FAILED; then
-                echo "$defect: conformance on sim:0"
+        "  " | *" $1 "*)
+            if LEASEHOLD_DEFECT=$1 timeout 120 "$leasehold" conformance --device sim:0 --filter "$2" 2>&1 | grep -q FAILED; then
+                echo "$1: conformance on sim:0"
             else
-                echo "$defect: not found by conformance on sim:0" >&2
+                echo "$1: not found by conformance on sim:0" >&2
                 failed=1
             fi
             ;;
     esac
+}
+for defect in UnmappedEarly CountedTwice LimitMissed; do
+    conform "$defect" 212-216
 done
+for defect in TakenInFlight ExecutableTwice; do
+    conform "$defect" 224-229
+done
+plant ExecutableTwice sim:0
 # What finds them: a rank that waits for the call that was left out; the comparison of the ranks'
 # calls for the order, the root and the line; values for the count, which is wrong on all ranks
 # alike; a read that must fail for the poison.

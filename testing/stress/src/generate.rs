@@ -500,7 +500,8 @@ impl Generator {
             return self.recording(slot);
         }
         match self.dice.below(20) {
-            0 | 1 => Step::DropGraph(slot),
+            0 => Step::DropGraph(slot),
+            1 => Step::TakeIdle,
             2..5 => {
                 let launches = self.model.launches(slot);
                 if launches.is_empty() {

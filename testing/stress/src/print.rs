@@ -309,6 +309,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         ),
         Step::Closed(slot) => format!("refuses(&s[0].the(), &b[{slot}].the())?;"),
         Step::Trim => "runtime.allocator().trim(0)?;".into(),
+        Step::TakeIdle => "GraphBudget::of(&runtime).take_idle();".into(),
         Step::Wrong(wrong, slot) => {
             format!(
                 "assert_eq!(scenes::refused(&runtime, &s[0].the(), &b[{slot}].the(), Wrong::{wrong:?}), Ok(()));"

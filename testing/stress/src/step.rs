@@ -329,6 +329,8 @@ pub enum Step {
     Closed(Slot),
     /// Gives free memory back to the driver.
     Trim,
+    /// Takes the executables of idle graphs back.
+    TakeIdle,
     /// A call that is refused, about a buffer.
     Wrong(Wrong, Slot),
     /// A scene.

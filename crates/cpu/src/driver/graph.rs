@@ -70,8 +70,9 @@ impl Program {
                 from = to;
             }
         }
-        let bytes =
-            (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8) as u64;
+        let bytes = (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8)
+            as u64
+            + plan.ops.bytes();
         let state =
             RunState { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
         Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
@@ -82,7 +83,7 @@ impl Program {
         self.nodes
     }
 
-    /// Bytes beside the plan.
+    /// Bytes of the plan and beside it.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -10,6 +10,7 @@ mod copies;
 mod devices;
 mod events;
 mod faults;
+mod graph_budget;
 mod graphs;
 mod growing;
 mod kernels;
@@ -37,6 +38,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         copies::CASES,
         kernels::CASES,
         graphs::CASES,
+        graph_budget::CASES,
         recordings::CASES,
         faults::CASES,
         peers::CASES,
