@@ -16,6 +16,7 @@ mod futures;
 mod graph_updates;
 mod graphs;
 mod growing;
+mod growing_parts;
 mod host_timelines;
 #[cfg(feature = "cuda")]
 mod interop;
