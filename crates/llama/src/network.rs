@@ -184,10 +184,7 @@ fn share(part: &BufferPart, at: usize, of: usize) -> Result<BufferPart> {
 impl Lane {
     /// Sequence `at` of the `of` sequences of this lane.
     fn one(&self, at: usize, of: usize) -> Result<Self> {
-        let cache = |c: &ops::Cache| -> Result<ops::Cache> {
-            let (keys, values) = (share(&c.keys, at, of)?, share(&c.values, at, of)?);
-            Ok(ops::Cache { keys, values, dtype: c.dtype })
-        };
+        let cache = |c: &ops::Cache| c.sequence(at as u32, of as u32);
         let caches = self.caches.iter().map(cache).collect::<Result<_>>()?;
         Ok(Self { caches, position: share(&self.position, at, of)? })
     }
@@ -223,7 +220,7 @@ impl Lanes {
             .map(|_| {
                 // An operator that appends declares the whole cache, so it must be initialised.
                 let (keys, values) = (zeroed(runtime, bytes)?, zeroed(runtime, bytes)?);
-                Ok(ops::Cache { keys, values, dtype: model.activations() })
+                Ok(ops::Cache::contiguous(heads, keys, values, model.activations()))
             })
             .collect::<Result<Vec<_>>>()?;
         drop(named);

@@ -4,7 +4,9 @@
 //! declarations. Rows of `x` are rows of the batch (tokens). Weights are stored as [out, in], as in
 //! Hugging Face files.
 
+pub use crate::cache::Cache;
 use crate::kernels::cpu::attention::{AttentionParams, QUERIES};
+use crate::kernels::cpu::cache::CacheLayout;
 use crate::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use crate::kernels::cpu::embedding::EmbeddingParams;
 use crate::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
@@ -356,18 +358,6 @@ impl Heads {
     }
 }
 
-/// The key and value caches of a layer: `[kv_head][position][head_dim]`, or such caches of several
-/// sequences, one behind the other.
-#[derive(Debug, Clone)]
-pub struct Cache {
-    /// Keys.
-    pub keys: BufferPart,
-    /// Values.
-    pub values: BufferPart,
-    /// Their element type.
-    pub dtype: DType,
-}
-
 /// The positions of rows: the rotary table, and the device-side position of the first row or of
 /// each.
 #[derive(Debug, Clone, Copy)]
@@ -398,6 +388,7 @@ pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -
         ld: [x.ld(), 0, 0],
         x: x.dtype() as u32,
         cache: 0,
+        layout: CacheLayout::default(),
     };
     Operator::new(library, "rope", &params, &[some(x), part(at.table), part(at.position)])
 }
@@ -428,6 +419,7 @@ pub fn cache_append(
         ld: [x.ld(), 0, 0],
         x: x.dtype() as u32,
         cache: cache.1 as u32,
+        layout: CacheLayout::contiguous(heads.kv_heads, heads.positions),
     };
     Operator::new(library, "cache_append", &params, &[some(x), part(cache.0), part(position)])
 }
@@ -455,6 +447,7 @@ pub fn rope_append(
         ld: [q.ld(), k.ld(), v.ld()],
         x: q.dtype() as u32,
         cache: cache.dtype as u32,
+        layout: cache.layout,
     };
     let operands = [
         some(q),
@@ -462,8 +455,9 @@ pub fn rope_append(
         some(v),
         part(at.table),
         part(&cache.keys),
-        part(&cache.values),
+        cache.values.clone(),
         part(at.position),
+        cache.limits.clone(),
     ];
     Operator::new(library, "rope_append", &params, &operands)
 }
@@ -513,12 +507,15 @@ pub fn attention(
         },
     )?;
     let params = attention_params(q, heads, cache, y, 0);
-    Operator::new(
-        library,
-        "attention",
-        &params,
-        &[some(q), part(&cache.keys), part(&cache.values), part(position), some(y)],
-    )
+    let operands = [
+        some(q),
+        part(&cache.keys),
+        cache.values.clone(),
+        part(position),
+        some(y),
+        cache.limits.clone(),
+    ];
+    Operator::new(library, "attention", &params, &operands)
 }
 
 /// The scratch memory of [`decode_attention`] for so many rows. Launches that may overlap need one
@@ -571,10 +568,11 @@ pub fn decode_attention(
         some(v),
         part(at.table),
         part(&cache.keys),
-        part(&cache.values),
+        cache.values.clone(),
         part(at.position),
         some(y),
         part(scratch),
+        cache.limits.clone(),
     ];
     Operator::new(library, "decode_attention", &params, &operands)
 }
@@ -598,6 +596,7 @@ fn attention_params(
         x: q.dtype() as u32,
         cache: cache.dtype as u32,
         rotary,
+        layout: cache.layout,
     }
 }
 

@@ -61,7 +61,7 @@ fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
 
 /// The caches of a slot: keys and values of each layer.
 fn caches(batch: &Batch, slot: usize) -> impl Iterator<Item = &BufferPart> {
-    batch.prompts.lanes[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
+    batch.prompts.lanes[slot].caches.iter().flat_map(|c| [Some(c.keys()), c.values()]).flatten()
 }
 
 fn bytes(batch: &Batch, part: &BufferPart) -> Vec<u8> {
