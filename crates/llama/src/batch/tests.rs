@@ -10,6 +10,8 @@ use leasehold_sim::{KernelRegistry, MachineConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
+mod growth;
+
 /// A context of more than one part on a device that splits it.
 const POSITIONS: usize = 160;
 /// A prompt that reaches into the second part.
