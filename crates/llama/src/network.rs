@@ -55,7 +55,7 @@ impl Scratch {
         // computes products alone.
         let apart = has_vendor_products(model, rows)
             || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
-        // Products of several rows on tensor cores are faster if a kernel in front normalises.
+        // Products on tensor cores do not normalise their input.
         let tensor = rows > 1 && has_tensor_products(model);
         let normed = tensor || rows > ops::NORM_ROWS;
         let (query, kv) = (c.query_width(), c.kv_width());

@@ -337,9 +337,8 @@ impl Library {
     }
 
     /// Returns whether the device has kernels for tensor cores that compute products of two rows
-    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels
-    /// normalise up to [`NORM_ROWS`](crate::ops::NORM_ROWS) rows of bf16 with a weight of bf16, and
-    /// no others.
+    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels do not
+    /// normalise `x`.
     #[must_use]
     pub fn has_tensor_products(&self) -> bool {
         self.preferred.iter().any(|kernel| kernel.spec.name == Linear::NAME)

@@ -143,8 +143,7 @@ pub struct Projection<'a> {
     pub y: &'a Tensor,
 }
 
-/// A normalisation that a product applies to its input. Of several rows on tensor cores, what the
-/// weight multiplies is rounded to the input's type, as by [`rms_norm`].
+/// A normalisation that a product applies to its input.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<'a> {
     /// One element per column.

@@ -13,6 +13,8 @@ mod events;
 mod forged;
 #[cfg(feature = "future")]
 mod futures;
+#[cfg(feature = "cuda")]
+mod graph_budget;
 mod graph_updates;
 mod graphs;
 mod growing;

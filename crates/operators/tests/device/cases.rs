@@ -79,10 +79,7 @@ impl Product {
     /// Error of a sum of `k` products of numbers up to 1, each a quarter on average.
     fn error(&self) -> f64 {
         let k = self.k as f64;
-        // Tensor cores round x by the norm's weight, whose products are up to 3.
-        let rounds = self.flags & NORM != 0 && self.m > 1 && self.types[..2] == [DType::Bf16; 2];
-        let rounding = if rounds { k.sqrt() * 2f64.powi(-7) } else { 0.0 };
-        0.25 * k * (2.0 + k.sqrt()) * 1.2e-7 + rounding + 1e-7
+        0.25 * k * (2.0 + k.sqrt()) * 1.2e-7 + 1e-7
     }
 
     fn x(&self) -> Option<Data> {
@@ -158,10 +155,6 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
             let (gap, flags) = ((i + j) % 3 * 8, j as u32 % 2 * BIAS);
             for skew in [0, 1 + i % 7] {
                 products.push(Product { m, k, n, gap, skew, types: [w, w, y], flags });
-                if m <= 8 && w == DType::Bf16 {
-                    let flags = flags | NORM;
-                    products.push(Product { m, k, n, gap, skew, types: [w, w, y], flags });
-                }
             }
         }
     }

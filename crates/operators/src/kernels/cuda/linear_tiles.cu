@@ -1,21 +1,18 @@
 // Matrix products of several rows on tensor cores: the same functions as `linear`, `linear_add`,
-// `linear3` and `linear_gated`, for x and weights of one of the types bf16 and f16, and rows of a multiple
-// of eight elements. Sums are f32. Up to eight rows of bf16 are normalised on request, but not by
-// `linear_add`.
+// `linear3` and `linear_gated`, without a norm, for x and weights of one of the types bf16 and f16, and
+// rows of a multiple of eight elements. Sums are f32.
 //
 // The host selects one of two methods by the shape of the block:
 // - 32 × 8 or 16 × 16 threads: few rows of x (32 at most). The weights stream through once. A block takes
 //   as many rows of weights at a time as it is wide, divided among its warps by columns. A lane reads 16
 //   bytes of a row, several such reads ahead, and uses them as words of a fragment: a sum may take its
 //   columns in any order, if it is the same for weights and x. So no operand goes through shared memory,
-//   and the reads never pause. All these blocks add the columns of an output in one order. A norm
-//   multiplies x by its weight, and the sums by the row's factor, which needs all columns;
+//   and the reads never pause. All these blocks add the columns of an output in one order;
 // - 64 × 4 or 128 × 2 threads: a block computes as many rows as it is wide, by as many rows of weights.
 //   It copies the columns of the next two stages to shared memory while it multiplies those of one.
 //
 // A gated product has half as many outputs of a block, with a row of weights of each matrix for each.
 
-static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
 // Threads of a block, and its warps.
@@ -55,10 +52,10 @@ template <u32 OUTPUTS, int G, int MATRICES> INLINE Output<G> find(const Output<G
 
 // Adds the sets of sums in `sums`, `set` elements apart, and finishes outputs from row `first_m` and
 // output `first_n` on: `rows` rows, `pitch` elements apart, of `wide` outputs each. The second sums of a
-// gated product are `up` elements behind the first ones. `factor(m)` multiplies the sums of row m.
-template <class T, u32 SETS, int G, Finish HOW, class Factor>
+// gated product are `up` elements behind the first ones.
+template <class T, u32 SETS, int G, Finish HOW>
 INLINE void finish(const LinearParams& p, const Output<G>& o, const float* sums, u32 set, u32 pitch, u32 up, u32 first_m,
-                   u32 rows, u32 first_n, u32 wide, Factor factor) {
+                   u32 rows, u32 first_n, u32 wide) {
     const bool pairs = p.y != 0 && address(o.y) % 4 == 0 && o.ldy % 2 == 0;
 #pragma unroll 1
     for (u32 i = 2 * thread_index(); i < rows * wide; i += 2 * THREADS) {
@@ -67,7 +64,6 @@ INLINE void finish(const LinearParams& p, const Output<G>& o, const float* sums,
         const float* from = sums + i / wide * pitch + i % wide;
         const u32 count = smaller(o.n - n, 2u);
         const u64 at = (u64)m * o.ldy + n;
-        const float scale = factor(m);
         float y[2] = {0.0f, 0.0f}, old[2];
 #pragma unroll
         for (u32 e = 0; e < 2; ++e) {
@@ -78,7 +74,6 @@ INLINE void finish(const LinearParams& p, const Output<G>& o, const float* sums,
                 sum[g] = 0.0f;
 #pragma unroll
                 for (u32 k = 0; k < SETS; ++k) sum[g] += from[k * set + g * up + e];
-                sum[g] *= scale;
                 if (p.flags & BIAS) sum[g] += load_one(p.vector, o.bias[g], n + e);
             }
             y[e] = HOW == GATE ? silu(sum[0]) * sum[G - 1] : sum[0];
@@ -149,24 +144,6 @@ INLINE u32 here(u32 v) {
     return v;
 }
 
-// The products of two pairs of elements, rounded. Adds the squares of the first pair to `squares`.
-template <class T> INLINE u32 times(T, u32 x, u32 by, float& squares) {
-    float v[2], g[2];
-    T::unpack(x, v);
-    T::unpack(by, g);
-    squares = fmaf(v[1], v[1], fmaf(v[0], v[0], squares));
-    return narrowed(T(), v[0] * g[0], v[1] * g[1]);
-}
-
-// The factor of a row, one over the root mean square, from the squares of each warp's columns, which are
-// `STRIDE` elements apart.
-template <u32 STRIDE> INLINE float factor_of(const LinearParams& p, const float* squares) {
-    float all = 0.0f;
-#pragma unroll
-    for (u32 k = 0; k < WARPS; ++k) all += squares[k * STRIDE];
-    return 1.0f / sqrtf(all / (float)p.k + p.eps);
-}
-
 // The row of weights `row` of the block's `ROWS` rows, of group `index` of matrix `o`. Behind the last
 // row it is read again.
 template <u32 ROWS, int G> INLINE const u16* weight_row(const LinearParams& p, const Output<G>& o, u32 index, u32 row) {
@@ -189,14 +166,12 @@ INLINE void prefetch_weights(const LinearParams& p, const Output<G> (&outputs)[M
     if (at < p.k * sizeof(u16)) prefetch((const u8*)weight_row<ROWS>(p, o, index, thread / LINES) + at);
 }
 
-// 8 `H` rows of x by groups of 8 `F` rows of weights. `WIDE`: all operands are aligned to 16 bytes.
-// `NORMED`: x is normalised.
-template <class T, bool WIDE, bool NORMED, u32 H, u32 F, int G, int MATRICES, Finish HOW>
-INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
-                   float* shared) {
-    constexpr u32 X = (H - 1) / 2 + 1;
+// `X` fragments of rows of x by groups of 8 `F` rows of weights. `WIDE`: all operands are aligned to
+// 16 bytes.
+template <class T, bool WIDE, u32 X, u32 F, int G, int MATRICES, Finish HOW>
+INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early, float* shared) {
     // Reads of each row of weights that a lane has under way: as many as it has registers for.
-    constexpr u32 READS = WIDE ? (X == 2 ? 8 : NORMED && F == 2 ? 10 : 12) / F : 1;
+    constexpr u32 READS = WIDE ? (X == 2 ? 8 : 12) / F : 1;
     // Outputs of a group of rows of weights, and the columns of a step of a block.
     constexpr u32 ROWS = 8 * F, OUTPUTS = ROWS / G, STEP = READS * APART;
     // Elements from the sums of one row of x to the next, which keep rows in different banks, of all sums
@@ -204,9 +179,7 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
     constexpr u32 PITCH = ROWS + 8, SET = X * FRAGMENT * PITCH;
     constexpr u32 TURNS = 2 * WARPS * SET * sizeof(float) <= SHARED * sizeof(u16) ? 2 : 1;
     static_assert(X * FRAGMENT <= STREAMED && ROWS <= STREAM, "the host's limits");
-    // The squares of each warp's columns of the rows lie behind the sums.
-    constexpr u32 SQUARES = NORMED ? WARPS * 8 * H : 0;
-    static_assert(TURNS * (WARPS * SET + SQUARES) * sizeof(float) <= SHARED * sizeof(u16), "the sums fit");
+    static_assert(TURNS * WARPS * SET * sizeof(float) <= SHARED * sizeof(u16), "the sums fit");
     const u32 warp = thread_index() / WARP, row = thread_index() % WARP / 4, t = thread_index() % 4;
     const u32 column = warp * 32 + 8 * t;
     u32 groups = 0;
@@ -215,18 +188,13 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
 
     // A lane has a row of each fragment of weights, and every eighth row of x. These are the places of its
     // next reads.
-    const u16 *weights[F], *rows = (const u16*)x + (u64)row * p.ldx + column, *scales = (const u16*)norm + column;
+    const u16 *weights[F], *rows = (const u16*)x + (u64)row * p.ldx + column;
     auto enter = [&](u32 group) {
         const Output<G> o = find<OUTPUTS>(outputs, group);
 #pragma unroll
         for (u32 f = 0; f < F; ++f) weights[f] = weight_row<ROWS>(p, o, group, 8 * f + row) + column;
     };
-    uint4 w[READS][F], v[2 * X], g = make_uint4(0, 0, 0, 0);
-    float square[H];
-#pragma unroll
-    for (u32 h = 0; h < H; ++h) square[h] = 0.0f;
-#pragma unroll
-    for (u32 h = 0; h < 2 * X; ++h) v[h] = g;
+    uint4 w[READS][F], v[2 * X];
     auto read_weights = [&](u32 i, u32 from, u32 end) {
 #pragma unroll
         for (u32 f = 0; f < F; ++f) {
@@ -237,14 +205,10 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
     };
     auto read_x = [&](u32 i, u32 from) {
 #pragma unroll
-        for (u32 h = 0; h < H; ++h) {
+        for (u32 h = 0; h < 2 * X; ++h) {
             const u16* at = rows + (u64)(8 * h) * p.ldx + i * APART;
             const bool wanted = 8 * h + row < p.m && from + i * APART < p.k;
             v[h] = WIDE ? x_at(at, wanted) : halves_at(at, wanted);
-        }
-        if (NORMED) {
-            const bool wanted = from + i * APART < p.k;
-            g = WIDE ? x_at(scales + i * APART, wanted) : halves_at(scales + i * APART, wanted);
         }
     };
 
@@ -279,15 +243,6 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
             next = here(next);
 #pragma unroll
             for (u32 i = 0; i < READS; ++i) {
-                if (NORMED) {
-#pragma unroll
-                    for (u32 h = 0; h < H; ++h) {
-                        v[h].x = times(T(), v[h].x, g.x, square[h]);
-                        v[h].y = times(T(), v[h].y, g.y, square[h]);
-                        v[h].z = times(T(), v[h].z, g.z, square[h]);
-                        v[h].w = times(T(), v[h].w, g.w, square[h]);
-                    }
-                }
 #pragma unroll
                 for (u32 h = 0; h < X; ++h) {
                     const uint4 above = v[2 * h], below = v[2 * h + 1];
@@ -303,7 +258,6 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
                     read_x(i + 1, from);
                 } else {
                     rows += (i32)(next - from);
-                    if (NORMED) scales += (i32)(next - from);
                     read_x(0, next);
                 }
                 read_weights(i, next, end);
@@ -324,22 +278,10 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
                 }
             }
         }
-        float* const squares = shared + TURNS * WARPS * SET + (TURNS == 1 ? 0 : turn * SQUARES);
-        if (NORMED) {
-#pragma unroll
-            for (u32 h = 0; h < H; ++h) {
-                // Each group has read all of x again.
-                const float all = row_sum(square[h]);
-                if (t == 0) squares[warp * (8 * H) + 8 * h + row] = all;
-                square[h] = 0.0f;
-            }
-        }
         __syncthreads();
         u32 index = group;
         const Output<G> o = find<OUTPUTS>(outputs, index);
-        finish<T, WARPS, G, HOW>(p, o, sums, SET, PITCH, OUTPUTS, 0, p.m, index * OUTPUTS, OUTPUTS, [&](u32 m) {
-            return NORMED ? factor_of<8 * H>(p, squares + m) : 1.0f;
-        });
+        finish<T, WARPS, G, HOW>(p, o, sums, SET, PITCH, OUTPUTS, 0, p.m, index * OUTPUTS, OUTPUTS);
     }
 }
 
@@ -445,43 +387,33 @@ INLINE void tile(const LinearParams& p, const void* x, const Output<G> (&outputs
             }
         }
         __syncthreads();
-        finish<T, 1, G, HOW>(p, o, sums, 0, PITCH, SIDE / G, first_m + half * ROWS, ROWS, first_n, SIDE / G,
-                             [](u32) { return 1.0f; });
+        finish<T, 1, G, HOW>(p, o, sums, 0, PITCH, SIDE / G, first_m + half * ROWS, ROWS, first_n, SIDE / G);
     }
 }
 
-template <class T, bool NORMED, u32 H, int G, int MATRICES, Finish HOW>
-INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
+template <class T, u32 X, int G, int MATRICES, Finish HOW>
+INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early, float* shared) {
+    if (blockDim.x == STREAM) stream<T, true, X, 4, G, MATRICES, HOW>(p, x, outputs, early, shared);
+    else stream<T, true, X, 2, G, MATRICES, HOW>(p, x, outputs, early, shared);
+}
+
+// One method computes what is not aligned, and one f16: they are the slower ones, and rarely needed.
+template <class T, bool BF16, int G, int MATRICES, Finish HOW>
+INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool wide, bool early,
                    float* shared) {
-    if (blockDim.x == STREAM) stream<T, true, NORMED, H, 4, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
-    else stream<T, true, NORMED, H, 2, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
-}
-
-// A few methods compute what is not aligned, and f16: they are the slower ones, and rarely needed.
-template <class T, bool BF16, int G, int MATRICES, Finish HOW>
-INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool wide,
-                   bool early, float* shared) {
-    if constexpr (BF16 && HOW != ADD_TO) {
-        if (p.flags & NORM) {
-            if (wide) stream<T, true, 1, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
-            else stream<T, false, true, 1, 2, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
-            return;
-        }
-    }
     if (!wide) {
-        stream<T, false, false, 4, 2, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
+        stream<T, false, 2, 2, G, MATRICES, HOW>(p, x, outputs, early, shared);
     } else if constexpr (BF16) {
-        if (p.m <= FRAGMENT) stream<T, false, 2, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
-        else stream<T, false, 4, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
+        if (p.m <= FRAGMENT) stream<T, 1, G, MATRICES, HOW>(p, x, outputs, early, shared);
+        else stream<T, 2, G, MATRICES, HOW>(p, x, outputs, early, shared);
     } else {
-        stream<T, true, false, 4, 2, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
+        stream<T, true, 2, 2, G, MATRICES, HOW>(p, x, outputs, early, shared);
     }
 }
 
 template <class T, bool BF16, int G, int MATRICES, Finish HOW>
-INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
-                    u16* shared) {
-    u64 all = address(x) | (p.flags & NORM ? address(norm) : 0);
+INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early, u16* shared) {
+    u64 all = address(x);
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) {
 #pragma unroll
@@ -491,27 +423,27 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
     if (blockDim.x > STREAM) wait_for_previous();
     if (blockDim.x == 128) tile<T, 128, G, MATRICES, HOW>(p, x, outputs, wide, shared);
     else if (blockDim.x == 64) tile<T, 64, G, MATRICES, HOW>(p, x, outputs, wide, shared);
-    else stream<T, BF16, G, MATRICES, HOW>(p, x, norm, outputs, wide, early, (float*)shared);
+    else stream<T, BF16, G, MATRICES, HOW>(p, x, outputs, wide, early, (float*)shared);
 }
 
 template <int G, int MATRICES, Finish HOW>
-INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early) {
+INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool early) {
     __shared__ __align__(16) u16 shared[SHARED];
     let_next_start();
-    if (p.x == 1) product<Bf16, true, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
-    else product<F16, false, G, MATRICES, HOW>(p, x, norm, outputs, early, shared);
+    if (p.x == 1) product<Bf16, true, G, MATRICES, HOW>(p, x, outputs, early, shared);
+    else product<F16, false, G, MATRICES, HOW>(p, x, outputs, early, shared);
 }
 
 DENSE_KERNEL(256, 2) linear_tiles(const void* x, const void* norm, const void* w, const void* bias, void* y,
                                   LinearParams p, u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
+    product<1, 1, STORE>(p, x, outputs, has<1 << 2>(early));
 }
 
 DENSE_KERNEL(256, 2) linear_add_tiles(const void* x, const void* norm, const void* w, const void* bias, void* y,
                                       LinearParams p, u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
+    product<1, 1, ADD_TO>(p, x, outputs, has<1 << 2>(early));
 }
 
 DENSE_KERNEL(256, 2) linear3_tiles(const void* x, const void* norm, const void* w0, const void* bias0, void* y0,
@@ -522,11 +454,11 @@ DENSE_KERNEL(256, 2) linear3_tiles(const void* x, const void* norm, const void* 
         {{w1}, {bias1}, y1, p.n[1], p.ldy[1]},
         {{w2}, {bias2}, y2, p.n[2], p.ldy[2]},
     };
-    product<1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
+    product<1, 3, STORE>(p, x, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
 DENSE_KERNEL(256, 2) linear_gated_tiles(const void* x, const void* norm, const void* gate, const void* gate_bias,
                                         const void* up, const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
-    product<2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));
+    product<2, 1, GATE>(p, x, outputs, has<1 << 2 | 1 << 4>(early));
 }

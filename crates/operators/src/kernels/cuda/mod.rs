@@ -207,10 +207,10 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_THREADS),
     },
-    product_tiles::<Linear, 1, true>("linear_tiles"),
-    product_tiles::<LinearAdd, 1, false>("linear_add_tiles"),
-    product_tiles::<Linear3, 1, true>("linear3_tiles"),
-    product_tiles::<LinearGated, 2, true>("linear_gated_tiles"),
+    product_tiles::<Linear, 1>("linear_tiles"),
+    product_tiles::<LinearAdd, 1>("linear_add_tiles"),
+    product_tiles::<Linear3, 1>("linear3_tiles"),
+    product_tiles::<LinearGated, 2>("linear_gated_tiles"),
 ];
 
 /// Threads of a block on tensor cores (`THREADS` in the source).
@@ -256,9 +256,8 @@ const LARGE_TILE: u32 = 128;
 /// are small.
 const MANY_TILES: u64 = 128;
 
-/// The product `K` on tensor cores, each of whose outputs has `MATRICES` rows of weights. With
-/// `NORMS` it normalises a few rows on request.
-const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32, const NORMS: bool>(
+/// The product `K` on tensor cores, each of whose outputs has `MATRICES` rows of weights.
+const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
     entry: &'static str,
 ) -> CudaSpec {
     CudaSpec {
@@ -266,12 +265,7 @@ const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32, co
         entry,
         module: &LINEAR_TILES,
         archs: GENERATIONS,
-        takes: |params| {
-            let p = LinearParams::from_bytes(params);
-            p.is_some_and(|p| {
-                multiplied(&p) && (p.flags & linear::NORM == 0 || NORMS && normed(&p))
-            })
-        },
+        takes: |params| LinearParams::from_bytes(params).is_some_and(|p| multiplied(&p)),
         geometry: |params| product_blocks(&from_bytes(params)?, MATRICES),
     }
 }
@@ -296,19 +290,13 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
 }
 
-/// Whether products on tensor cores can normalise these rows: of another type than bf16, a product
-/// with the norm's weight could be too large.
-fn normed(p: &LinearParams) -> bool {
-    let bf16 = DType::Bf16 as u32;
-    [p.x, p.vector] == [bf16; 2] && p.m <= linear::FEW as u32
-}
-
-/// Whether products on tensor cores take these parameters, but for a norm.
+/// Whether products on tensor cores take these parameters.
 fn multiplied(p: &LinearParams) -> bool {
     p.x == p.w
         && is_half(p.x)
         && (p.y == p.x || p.y == DType::F32 as u32)
         && p.m >= 2
+        && p.flags & linear::NORM == 0
         && p.k.is_multiple_of(8)
         && p.ldx.is_multiple_of(8)
 }

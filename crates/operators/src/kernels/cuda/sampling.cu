@@ -19,24 +19,14 @@ struct Best {
 
 INLINE Best better(Best a, Best b) { return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a; }
 
-// Every lane gets the same result.
-INLINE Best warp_best(Best best) {
-    for (int step = 16; step > 0; step /= 2) {
-        const Best other = {__shfl_xor_sync(ALL, best.value, step), __shfl_xor_sync(ALL, best.index, step)};
-        best = better(best, other);
-    }
-    return best;
-}
-
 // All threads of the block take part and get the same result.
 INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
     __shared__ float values[MAX_WARPS];
     __shared__ u32 indices[MAX_WARPS];
     Best best = {-infinity(), NONE};
-    // Several reads are under way at a time. Of four elements only the largest one is compared.
-    constexpr u32 BATCH = 8;
+    // Several reads are under way at a time.
+    constexpr u32 BATCH = 4;
     const u32 whole = address(x) % 16 == 0 && row % 4 == 0 ? n / 4 : 0;
-    u32 four = NONE;
     for (u32 i = threadIdx.x; i < whole; i += BATCH * blockDim.x) {
         float v[BATCH][4];
 #pragma unroll
@@ -46,36 +36,32 @@ INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) {
             if (i + b * blockDim.x >= whole) continue;
-            // The largest one without NaN, which is neither larger nor equal.
-            const float most = fmaxf(fmaxf(v[b][0], v[b][1]), fmaxf(v[b][2], v[b][3]));
-            if (most > best.value || (most == best.value && four == NONE)) {
-                best.value = most;
-                four = i + b * blockDim.x;
-            }
-        }
-    }
-    if (four != NONE) {
-        float v[4];
-        load(dtype, x, row + 4 * four, v);
 #pragma unroll
-        for (int e = 3; e >= 0; --e) {
-            if (v[e] == best.value) best.index = 4 * four + e;
+            for (u32 e = 0; e < 4; ++e) {
+                // A NaN is neither larger nor equal.
+                const Best one = {v[b][e], 4 * (i + b * blockDim.x) + e};
+                best = better(best, one);
+            }
         }
     }
     for (u32 i = 4 * whole + threadIdx.x; i < n; i += blockDim.x) {
         const Best one = {load_one(dtype, x, row + i), i};
         best = better(best, one);
     }
-    best = warp_best(best);
-    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (lane == 0) {
+    for (int step = 16; step > 0; step /= 2) {
+        const Best other = {__shfl_xor_sync(ALL, best.value, step), __shfl_xor_sync(ALL, best.index, step)};
+        best = better(best, other);
+    }
+    const u32 warp = threadIdx.x / WARP;
+    if (threadIdx.x % WARP == 0) {
         values[warp] = best.value;
         indices[warp] = best.index;
     }
     __syncthreads();
-    const bool there = lane < blockDim.x / WARP;
-    const Best one = {there ? values[lane] : -infinity(), there ? indices[lane] : NONE};
-    best = warp_best(one);
+    for (u32 w = 0; w < blockDim.x / WARP; ++w) {
+        const Best other = {values[w], indices[w]};
+        best = better(best, other);
+    }
     __syncthreads();
     return best;
 }
