@@ -6,6 +6,7 @@
 //! a device.
 
 use crate::allocator::Allocator;
+use crate::backing::Chunk;
 use crate::buffer::{Buffer, GROWING};
 use crate::host;
 use crate::imports::Protection;
@@ -32,6 +33,16 @@ impl Allocator {
     /// `OverBudget` where all memory is taken at once; the driver's; `DeviceLost`.
     pub fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
         self.inner().growing(most)
+    }
+
+    /// `count` growing blocks of `most` bytes each, rounded up to granules, side by side: a block
+    /// begins where the one before it ends. Each grows by itself.
+    ///
+    /// # Errors
+    /// As [`growing`](Self::growing); `InvalidArgument` for no block, and for more than there are
+    /// addresses; `Unsupported` without virtual memory management.
+    pub fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
+        self.inner().growing_parts(count, most)
     }
 
     /// Makes a growing block at least `bytes` long. Memory comes from what lies free in the
@@ -168,13 +179,7 @@ fn busy() -> Error {
 
 impl Inner {
     fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
-        if let Some(e) = self.lost.get() {
-            return Err(e.clone());
-        }
-        let bytes = most.checked_next_multiple_of(self.caps.granule).filter(|&b| b > 0);
-        let bytes = bytes.ok_or_else(|| {
-            Error::invalid(format!("a growing block of {most} bytes at most; want 1 or more"))
-        })?;
+        let bytes = self.most(most)?;
         self.sweep_retired();
         self.trim_idle();
         if let Some(at) = self.adopt(bytes) {
@@ -193,11 +198,64 @@ impl Inner {
             self.budget.keep(bytes);
             (chunk.addr, Some(chunk))
         };
+        let at = self.add_range((base, bytes), (base, bytes), chunk);
+        let at = at.inspect_err(|_| _ = self.release_range(base, bytes, chunk))?;
+        self.issue_growing(at)
+    }
+
+    fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
+        let bytes = self.most(most)?;
+        if !(self.caps.vmm && self.caps.reserve) {
+            return Err(Error::Unsupported(
+                "blocks that grow side by side, without virtual memory; make buffers of the maximum".into(),
+            ));
+        }
+        let all = bytes.checked_mul(count as u64).filter(|&b| b > 0).ok_or_else(|| {
+            Error::invalid(format!("{count} growing blocks of {most} bytes; want 1 or more, and fewer than there are addresses"))
+        })?;
+        self.sweep_retired();
+        self.trim_idle();
+        let mut parts = Vec::new();
+        host::room(&mut parts, count)?;
+        let base = self.backing.reserve(all)?;
+        for i in 0..count as u64 {
+            let at = self.add_range((base + i * bytes, bytes), (base, all), None);
+            // Later the blocks that there are take the reservation along.
+            let first = |_: &Error| {
+                if i == 0 {
+                    self.release_range(base, all, None);
+                }
+            };
+            parts.push(self.issue_growing(at.inspect_err(first)?)?);
+        }
+        Ok(parts)
+    }
+
+    /// The bytes of a new block, in whole granules.
+    fn most(&self, most: u64) -> Result<u64> {
+        if let Some(e) = self.lost.get() {
+            return Err(e.clone());
+        }
+        let bytes = most.checked_next_multiple_of(self.caps.granule).filter(|&b| b > 0);
+        bytes.ok_or_else(|| {
+            Error::invalid(format!("a growing block of {most} bytes at most; want 1 or more"))
+        })
+    }
+
+    /// Writes a new block's addresses down, which lie in a reservation. It is held.
+    fn add_range(
+        &self,
+        (base, bytes): (u64, u64),
+        reserved: (u64, u64),
+        chunk: Option<Chunk>,
+    ) -> Result<usize> {
+        let mapped = if chunk.is_some() { bytes } else { 0 };
         let range = Range {
             base,
             bytes,
+            reserved,
             committed: 0,
-            mapped: if vmm { 0 } else { bytes },
+            mapped,
             pieces: Vec::new(),
             chunk,
             until: Vec::new(),
@@ -207,21 +265,14 @@ impl Inner {
         };
         let mut core = self.core.lock();
         let ranges = &mut core.ranges.0;
-        let vacant = ranges.iter().position(Option::is_none);
-        let made = host::room(ranges, 1);
-        if let Err(e) = made {
-            drop(core);
-            self.release_range(base, bytes, chunk);
-            return Err(e);
-        }
-        let at = vacant.unwrap_or(ranges.len());
-        if vacant.is_none() {
+        let at = ranges.iter().position(Option::is_none).unwrap_or(ranges.len());
+        host::room(ranges, 1)?;
+        if at == ranges.len() {
             ranges.push(None);
         }
         ranges[at] = Some(range);
         self.grows.store(true, Ordering::Relaxed);
-        drop(core);
-        self.issue_growing(at)
+        Ok(at)
     }
 
     /// The parked block of this maximum that has the most memory, held from now on.

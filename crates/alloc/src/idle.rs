@@ -16,7 +16,7 @@ use leasehold_core::sync::atomic::Ordering;
 struct Leaving {
     at: usize,
     steps: Vec<Step>,
-    /// The range itself, if all of it goes: its addresses or its chunk.
+    /// The range itself, if all of it goes: its reservation or its chunk.
     whole: Option<(u64, u64, Option<Chunk>)>,
 }
 
@@ -58,12 +58,13 @@ impl Core {
         let whole = !range.held && (range.chunk.is_some() || taken == range.mapped);
         range.busy = Busy::Leaving;
         range.mapped -= taken;
-        let whole = whole.then_some((range.base, range.bytes, range.chunk));
+        let whole = whole.then_some((range.reserved.0, range.reserved.1, range.chunk));
         Ok(Some(Leaving { at, steps, whole }))
     }
 
-    /// Writes down how memory left a range. Returns its bytes, and whether the addresses may go.
-    fn end_idle(&mut self, leaving: &Leaving) -> (u64, bool) {
+    /// Writes down how memory left a range. Returns its bytes, whether the range is gone, and whether
+    /// its reservation may go.
+    fn end_idle(&mut self, leaving: &Leaving) -> (u64, bool, bool) {
         let (mut freed, mut stays) = (0, 0);
         for step in &leaving.steps {
             self.store.heap.end_step(step);
@@ -74,7 +75,7 @@ impl Core {
             }
         }
         let slot = &mut self.ranges.0[leaving.at];
-        let Some(range) = slot else { return (freed, false) };
+        let Some(range) = slot else { return (freed, false, false) };
         range.mapped += stays;
         range.busy = Busy::No;
         range.broken |= leaving.steps.iter().any(|s| s.end == End::LostAtSource);
@@ -83,11 +84,18 @@ impl Core {
         let stays = leaving.steps.iter().rev().filter(|s| s.end == End::Untouched);
         range.pieces.extend(stays.map(|s| s.piece));
         let gone = leaving.whole.is_some() && range.pieces.is_empty();
-        let whole = gone && !range.broken;
-        if gone {
-            *slot = None;
+        let (broken, (base, bytes)) = (range.broken, range.reserved);
+        if !gone {
+            return (freed, false, false);
         }
-        (freed, whole)
+        *slot = None;
+        // The last block takes the reservation along. A broken one leaves it for ever.
+        let mut others = self.ranges.sharing(base).peekable();
+        let last = others.peek().is_none();
+        if broken {
+            others.for_each(|r| r.reserved.1 = 0);
+        }
+        (freed, true, last && !broken && bytes > 0)
     }
 
     /// Checks the growing blocks against the pieces. For tests.
@@ -132,9 +140,9 @@ impl Inner {
                 }
             }
             self.trace_steps(&leaving.steps);
-            let (bytes, gone) = self.core.lock().end_idle(&leaving);
+            let (bytes, gone, whole) = self.core.lock().end_idle(&leaving);
             freed += bytes;
-            if let (Some((base, bytes, chunk)), true) = (leaving.whole, gone) {
+            if let (Some((base, bytes, chunk)), true) = (leaving.whole, whole) {
                 freed += self.release_range(base, bytes, chunk);
             }
             if bytes == 0 && !gone {

@@ -3,7 +3,7 @@
 //! A growing block has a reservation of its own. Its pieces are the heap's: a growth takes pieces
 //! in hand, pieces from under free memory and new ones, and what a block no longer needs goes back
 //! to the pieces in hand. So caches, weights and activations share one pool and one budget. The
-//! address never changes.
+//! address never changes. Blocks side by side share one reservation, which goes with the last.
 //!
 //! # Invariants
 //! - The first `committed` bytes of a block are backed. What is backed beyond them is its *tail*.
@@ -43,6 +43,9 @@ pub(crate) enum Busy {
 pub(crate) struct Range {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
+    /// The address and the bytes of the reservation, which neighbours may share. 0 bytes: a place
+    /// in it is lost, and nobody gives it back.
+    pub(crate) reserved: (u64, u64),
     pub(crate) committed: u64,
     pub(crate) mapped: u64,
     /// The pieces, in the order of their places.
@@ -101,6 +104,11 @@ impl Ranges {
     /// Whether no work can reach memory that nobody holds.
     pub(crate) fn is_over(&self) -> bool {
         self.0.iter().flatten().all(Range::is_over)
+    }
+
+    /// The blocks whose addresses are in the reservation that begins here.
+    pub(crate) fn sharing(&mut self, base: u64) -> impl Iterator<Item = &mut Range> {
+        self.0.iter_mut().flatten().filter(move |r| r.reserved.0 == base)
     }
 
     /// Calls `f` with each block's address, committed bytes, and bytes that are mapped.

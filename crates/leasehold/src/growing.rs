@@ -13,6 +13,10 @@
 //! on the device with the number of bytes that have memory. It declares that it keeps to the limit
 //! ([`KernelDesc::limited_by`](leasehold_hal::KernelDesc::limited_by)). A growth writes the limit
 //! on a stream after the memory is there, and a shrink before the memory may go.
+//!
+//! # Many that a kernel binds as one
+//! [`GrowingParts`] are equal parts side by side, of which each grows by itself. A kernel binds all
+//! of them at once, with a limit for each: the caches of sequences that are decoded together.
 
 use crate::array::{Array, ArrayView};
 use crate::runtime::{Runtime, RuntimeInner};
@@ -26,6 +30,10 @@ use leasehold_hal::{Access, Fill, Op};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
+
+mod parts;
+
+pub use parts::GrowingParts;
 
 /// Bytes of a limit.
 const LIMIT: u64 = 8;
@@ -116,9 +124,7 @@ impl<T> Growing<T> {
     ) -> Result<Self> {
         let stream = runtime.stream();
         let core = stream.live(in_recording())?;
-        let on = On { timeline: core.timeline, source: core.raw_source() };
-        let layout = Layout::aligned(LIMIT, MIN_ALIGN);
-        let limit = runtime.allocator().alloc_read_only(layout, on)?;
+        let limit = limits(runtime, core, 1)?;
         let turn = Mutex::default();
         let runtime = runtime.inner.clone();
         let large = Array::<T>::bytes_of(most)? > u64::from(u32::MAX);
@@ -275,16 +281,8 @@ impl<T> Growing<T> {
 }
 
 impl Shared {
-    /// The stream itself, if it is of the buffer's device.
     fn core<'s>(&self, stream: &'s Stream) -> Result<&'s StreamCore> {
-        let core = stream.live(in_recording())?;
-        if !Arc::ptr_eq(&stream.runtime, &self.runtime) {
-            return Err(Error::invalid(format!(
-                "{stream:?} is not a stream of {}; use one of the runtime that has the buffer",
-                self.runtime.id()
-            )));
-        }
-        Ok(core)
+        core_of(stream, &self.runtime)
     }
 
     /// Calls `f` with the block and its allocator.
@@ -349,7 +347,11 @@ impl Shared {
             let mut locked = Locked::new(core.timeline, &operands);
             // SAFETY: the submission lock is held until the end.
             unsafe { locked.gather(&mut scratch.waits) }?;
-            let point = if limit { Some(self.submit_limit(core, scratch, bytes)?) } else { None };
+            let word = (&self.limit, &[0][..], self.large);
+            let point = match limit {
+                true => Some(submit_limits(core, scratch, word, bytes)?),
+                false => None,
+            };
             // SAFETY: all work that was submitted with these bytes is in the record, which is
             // locked. Later submissions find the new length, or the limit that was just written.
             let shrunk = unsafe { allocator.shrink(block, bytes, &self.buffer) };
@@ -367,55 +369,77 @@ impl Shared {
 
     /// Writes the limit on a stream.
     fn write_limit(&self, stream: &Stream, bytes: u64) -> Result<()> {
-        let core = self.core(stream)?;
-        let mut submit_guard = core.submit_guard()?;
-        let scratch = submit_guard.scratch();
-        scratch.waits.clear();
-        let operands = [self.limit.write()];
-        let mut locked = Locked::new(core.timeline, &operands);
-        // SAFETY: the submission lock is held until the end.
-        unsafe { locked.gather(&mut scratch.waits) }?;
-        let point = self.submit_limit(core, scratch, bytes)?;
-        // SAFETY: the submission waited for what was gathered, and the submission lock is held.
-        unsafe { locked.mark(point) };
-        Ok(())
+        write_limits(self.core(stream)?, (&self.limit, &[0], self.large), bytes)
     }
+}
 
-    /// Submits a write of the limit, after the scratch's waits.
-    fn submit_limit(
-        &self,
-        core: &StreamCore,
-        scratch: &mut Scratch,
-        bytes: u64,
-    ) -> Result<Timepoint> {
-        let bytes = if planted(Defect::LimitMissed) { u64::MAX } else { bytes };
-        let half = |offset: u64, pattern: u32| {
-            Op::Fill(Fill {
-                dst: self.limit.addr() + offset,
-                native: self.limit.native(),
-                bytes: 4,
-                pattern,
-                width: 4,
-            })
-        };
-        let Scratch { waits, ops, .. } = scratch;
-        ops.clear();
-        ops.extend(waits.iter().map(|&p| Op::Wait(p)));
-        // (On a little-endian device, as all are.)
-        ops.push(half(0, bytes as u32));
-        // A small maximum leaves the upper half as the first limit wrote it.
-        if bytes == 0 || self.large || bytes > u64::from(u32::MAX) {
-            ops.push(half(4, (bytes >> 32) as u32));
-        }
-        // SAFETY: the limit is a buffer of this device, the stream's turn is held, and the record
-        // is locked.
-        let result = unsafe { core.raw.submit(ops) };
-        let count = ops.len();
-        ops.clear();
-        let value = result?;
-        core.count(count);
-        Ok(core.timeline.at(value))
+/// The stream itself, if it is of the buffer's device.
+fn core_of<'s>(stream: &'s Stream, runtime: &Arc<RuntimeInner>) -> Result<&'s StreamCore> {
+    let core = stream.live(in_recording())?;
+    if !Arc::ptr_eq(&stream.runtime, runtime) {
+        return Err(Error::invalid(format!(
+            "{stream:?} is not a stream of {}; use one of the runtime that has the buffer",
+            runtime.id()
+        )));
     }
+    Ok(core)
+}
+
+/// Device memory for so many limits, which users only read.
+fn limits(runtime: &Runtime, core: &StreamCore, count: u64) -> Result<Lease<Buffer>> {
+    let on = On { timeline: core.timeline, source: core.raw_source() };
+    runtime.allocator().alloc_read_only(Layout::aligned(LIMIT * count, MIN_ALIGN), on)
+}
+
+/// Limits to write: their buffer, which of them, and whether a maximum is 4 GiB or more.
+type Words<'a> = (&'a Lease<Buffer>, &'a [u64], bool);
+
+/// Writes limits on a stream: all of them or none.
+fn write_limits(core: &StreamCore, words: Words<'_>, bytes: u64) -> Result<()> {
+    let mut submit_guard = core.submit_guard()?;
+    let scratch = submit_guard.scratch();
+    scratch.waits.clear();
+    let operands = [words.0.write()];
+    let mut locked = Locked::new(core.timeline, &operands);
+    // SAFETY: the submission lock is held until the end.
+    unsafe { locked.gather(&mut scratch.waits) }?;
+    let point = submit_limits(core, scratch, words, bytes)?;
+    // SAFETY: the submission waited for what was gathered, and the submission lock is held.
+    unsafe { locked.mark(point) };
+    Ok(())
+}
+
+/// Submits writes of limits, after the scratch's waits. The limits' record is locked.
+fn submit_limits(
+    core: &StreamCore,
+    scratch: &mut Scratch,
+    (limits, words, large): Words<'_>,
+    bytes: u64,
+) -> Result<Timepoint> {
+    let bytes = if planted(Defect::LimitMissed) { u64::MAX } else { bytes };
+    let half = |offset: u64, pattern: u32| {
+        let (dst, native) = (limits.addr() + offset, limits.native());
+        Op::Fill(Fill { dst, native, bytes: 4, pattern, width: 4 })
+    };
+    let Scratch { waits, ops, .. } = scratch;
+    ops.clear();
+    ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+    for at in words.iter().map(|word| word * LIMIT) {
+        // (On a little-endian device, as all are.)
+        ops.push(half(at, bytes as u32));
+        // A small maximum leaves the upper half as the first limit wrote it.
+        if bytes == 0 || large || bytes > u64::from(u32::MAX) {
+            ops.push(half(at + 4, (bytes >> 32) as u32));
+        }
+    }
+    // SAFETY: the limits are a buffer of this device, the stream's turn is held, and the record is
+    // locked.
+    let result = unsafe { core.raw.submit(ops) };
+    let count = ops.len();
+    ops.clear();
+    let value = result?;
+    core.count(count);
+    Ok(core.timeline.at(value))
 }
 
 impl<T> Clone for Growing<T> {

@@ -93,7 +93,7 @@ pub use event::{Event, EventFlags};
 #[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
 #[doc(inline)]
-pub use growing::Growing;
+pub use growing::{Growing, GrowingParts};
 #[doc(inline)]
 pub use host_timeline::HostTimeline;
 #[doc(inline)]

@@ -8,13 +8,14 @@
 //! Prompts go in between: [`prompts`] submits a part of one after each step, and [`pace`] says how
 //! much.
 
+use crate::caches::{CacheBytes, Growth};
 use crate::count::{self, OperatorCount};
 use crate::generate::Mode;
 use crate::model::Model;
 use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
-use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
+use leasehold::{Error, Graph, OutOfMemory, Result, Runtime, Timepoint, View};
 use leasehold_operators::ops;
 use prompts::{Prompts, Submitted};
 
@@ -76,6 +77,8 @@ struct Sequence {
 
 struct Slot {
     sequence: Option<Sequence>,
+    /// The positions that the last sequence here had memory for, which may still lie ready.
+    ready: usize,
 }
 
 impl Slot {
@@ -111,6 +114,15 @@ impl Slot {
 /// the bits of a prompt are always the same. Products of another number of rows may round
 /// differently, so other pieces may give other bits.
 ///
+/// # Memory
+/// Where the device can ([`Caps::growing`](leasehold::backend::Caps::growing)), a sequence has
+/// memory for its text so far, and takes more as it grows. The caches' addresses stay, and so does
+/// the recorded step. [`cache_bytes`](Self::cache_bytes) says how much there is. A thread of the
+/// batch takes memory ahead. A step that lacks memory says so before it computes anything:
+/// [`grow`](Self::grow) names the sequences. After a [`remove`](Self::remove) the others go on.
+/// Memory of the longest texts is taken at once on other devices, with a part of a model, and for
+/// caches so small that they would not grow.
+///
 /// # Several ranks
 /// Ranks that have a [`Part`](crate::Part) of the model each have a batch each. All make the same
 /// calls in the same order, and draw the same tokens. There the bound is the one that needs no
@@ -143,6 +155,7 @@ impl Slot {
 pub struct Batch {
     network: Network,
     draws: Draws,
+    growth: Option<Growth>,
     slots: Vec<Slot>,
     prompts: Prompts,
     step: Vec<Task>,
@@ -156,13 +169,38 @@ pub struct Batch {
 
 impl Batch {
     /// A batch of up to `sequences` sequences, each of at most `positions` tokens (prompt and new
-    /// ones). All device memory of the steps is allocated here. That of prompts is allocated for
-    /// the first prompt and kept, and is made larger for a longer one.
+    /// ones). All device memory of the steps is allocated here, but for caches that grow. That of
+    /// prompts is allocated for the first prompt and kept, and is made larger for a longer one.
     ///
     /// # Errors
     /// `InvalidArgument` for zero sequences or positions, or more positions than the model's
     /// context; `OutOfMemory`.
     pub fn new(model: &Model, sequences: usize, positions: usize, mode: Mode) -> Result<Self> {
+        Self::with(model, sequences, positions, mode, true)
+    }
+
+    /// As [`new`](Self::new), with memory for the longest text of each sequence. So no step and no
+    /// prompt lacks memory for its keys and values.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn preallocated(
+        model: &Model,
+        sequences: usize,
+        positions: usize,
+        mode: Mode,
+    ) -> Result<Self> {
+        Self::with(model, sequences, positions, mode, false)
+    }
+
+    /// As [`new`](Self::new). If it `grows`, its caches do so where they can.
+    fn with(
+        model: &Model,
+        sequences: usize,
+        positions: usize,
+        mode: Mode,
+        grows: bool,
+    ) -> Result<Self> {
         let rows = u32::try_from(sequences).unwrap_or(0);
         if rows == 0 {
             return Err(Error::invalid(format!(
@@ -171,13 +209,15 @@ impl Batch {
         }
         let network = Network::new(model, positions)?;
         let draws = Draws::new(model, rows, 1, true)?;
-        let lanes = Lanes::new(model, network.heads, &draws)?;
+        let mut lanes = Lanes::new(model, network.heads, &draws, grows)?;
         let step = network.step(&Scratch::new(model, rows)?, &lanes, &draws)?;
         let prompts = Prompts::new(&network, &lanes.each, &step)?;
-        let slots = lanes.each.iter().map(|_| Slot { sequence: None }).collect();
+        let slots = lanes.each.iter().map(|_| Slot { sequence: None, ready: 0 }).collect();
+        let growth = lanes.growth.take();
         let batch = Self {
             network,
             draws,
+            growth,
             slots,
             prompts,
             step,
@@ -230,6 +270,21 @@ impl Batch {
         Ok(())
     }
 
+    /// The bytes of the caches: those that have memory, and the most that they can have.
+    #[must_use]
+    pub fn cache_bytes(&self) -> CacheBytes {
+        match &self.growth {
+            Some(growth) => growth.cache_bytes(),
+            None => {
+                let (heads, own) = (self.network.heads, self.model().own());
+                let row = own.kv_width() * self.model().activations().bytes();
+                let positions = heads.positions as usize * self.slots.len();
+                let most = (2 * own.num_hidden_layers * row * positions) as u64;
+                CacheBytes { committed: most, most }
+            }
+        }
+    }
+
     /// Makes the kernels of a step skip the rows of a loop.
     fn idle(&self, state: &ops::Loop) -> Result<()> {
         let stream = self.runtime().stream();
@@ -257,14 +312,17 @@ impl Batch {
 
     /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
     /// compute the prompt, and one of them returns the first new token. A recorded step serves
-    /// every sampling.
+    /// every sampling. Takes memory for the prompt's keys and values, and may block on the driver
+    /// for it.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
-    /// fit, an id outside the vocabulary, or a sampling beyond its limits. The batch stays as it
-    /// was.
+    /// fit, an id outside the vocabulary, or a sampling beyond its limits; `OutOfMemory` or
+    /// `OverBudget` without memory for the prompt; the stream's cause. The batch stays as it was.
     pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<SequenceId> {
-        let Some(at) = self.slots.iter().position(|s| s.sequence.is_none()) else {
+        // The place with the most memory that lies ready, the first of them.
+        let free = self.slots.iter().enumerate().filter(|(_, s)| s.sequence.is_none());
+        let Some((at, _)) = free.min_by_key(|(_, s)| std::cmp::Reverse(s.ready)) else {
             return Err(Error::invalid(format!(
                 "all {} slots of the batch are in use; remove a sequence first",
                 self.slots.len()
@@ -273,6 +331,10 @@ impl Batch {
         self.network.check_prompt(prompt.len())?;
         self.network.model.config().check_ids(prompt)?;
         let sampling = how.record()?;
+        let model = self.network.model.clone();
+        if let Some(growth) = &mut self.growth {
+            growth.grow(model.runtime().stream(), at, prompt.len())?;
+        }
         let id = self.next;
         self.next.number += 1;
         self.prompts.push(at, prompt, sampling);
@@ -294,11 +356,15 @@ impl Batch {
     ///
     /// # Errors
     /// `InvalidArgument` if a sequence is [full](Self::has_room), and `Suspended` while the model
-    /// is suspended, both before anything is computed; the stream's cause.
+    /// is suspended, both before anything is computed; `OutOfMemory`, also before that, if a
+    /// sequence cannot [grow](Self::grow); the stream's cause.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Result<Drawn>)>> {
         let model = self.network.model.clone();
         let _present = model.present()?;
         self.check_room()?;
+        if let Some((id, why)) = self.grow().into_iter().next() {
+            return Err(self.starved(id, why));
+        }
         self.begin_decoding()?;
         let runtime = self.runtime().clone();
         let before = self.prompts.end();
@@ -329,6 +395,7 @@ impl Batch {
                     (*at, *filled) = (Some(point), *filled + 1);
                 }
             }
+            self.grow_ahead();
         }
         let mut failed = None;
         match self.prompts.submit(&self.network, beside) {
@@ -371,6 +438,44 @@ impl Batch {
                 full.id.number
             ))),
         }
+    }
+
+    /// Takes memory for the next step of every sequence that has a token, as [`step`](Self::step)
+    /// does first. Returns the sequences that cannot have it, each with the reason, and none as a
+    /// rule. A caller ends one of all sequences, by [`remove`](Self::remove), and steps again.
+    /// May block on the driver. Does not wait for the device.
+    ///
+    /// The reason is `OutOfMemory` or `OverBudget`; or the stream's cause, or the driver's.
+    pub fn grow(&mut self) -> Vec<(SequenceId, Error)> {
+        let model = self.network.model.clone();
+        let (stream, positions) = (model.runtime().stream(), self.network.heads.positions as usize);
+        let Some(growth) = &mut self.growth else { return Vec::new() };
+        let mut failed = Vec::new();
+        for (at, slot) in self.slots.iter().enumerate() {
+            let Some(sequence) = &slot.sequence else { continue };
+            let next = (sequence.filled + 1).min(positions);
+            let decoded = matches!(sequence.stage, Stage::First(_) | Stage::Decoding);
+            if decoded && growth.room(at) < next {
+                let grown = growth.grow(stream, at, next);
+                failed.extend(grown.err().map(|why| (sequence.id, why)));
+            }
+        }
+        failed
+    }
+
+    /// The error of a step without memory for a sequence.
+    #[cold]
+    fn starved(&self, id: SequenceId, why: Error) -> Error {
+        let found = self.find(id).ok().zip(self.growth.as_ref());
+        let Some(((at, sequence), growth)) = found.filter(|_| why.is_out_of_memory()) else {
+            return why;
+        };
+        let bytes = growth.missing(at, sequence.filled + 1);
+        let site = format!("memory for the next positions of sequence {}", id.number);
+        OutOfMemory::new(site, bytes)
+            .note(format!("{why}"))
+            .note("nothing was computed; remove a sequence, and step again")
+            .into()
     }
 
     /// Gives the sequences with a first token to the steps.
@@ -465,7 +570,22 @@ impl Batch {
             _ => {}
         }
         self.slots[at].sequence = None;
+        if let Some(growth) = &mut self.growth {
+            self.slots[at].ready = growth.room(at);
+            growth.end(self.network.model.runtime().stream(), at)?;
+        }
         Ok(())
+    }
+
+    /// Has the batch's thread take memory for the steps after the next one.
+    fn grow_ahead(&mut self) {
+        let positions = self.network.heads.positions as usize;
+        let Some(growth) = &mut self.growth else { return };
+        for (at, slot) in self.slots.iter().enumerate() {
+            if let Some(Sequence { stage: Stage::Decoding, filled, .. }) = slot.sequence {
+                growth.ahead(at, filled, positions);
+            }
+        }
     }
 
     /// Ends a sequence and frees its slot for another one, also while its prompt waits or is

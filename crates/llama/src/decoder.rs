@@ -50,7 +50,7 @@ impl Decoder {
         let record = sampling.record()?;
         let draws = Draws::new(model, 1, ring, false)?;
         model.runtime().stream().upload(draws.all.sampling.view(), &[record])?;
-        let lanes = Lanes::new(model, network.heads, &draws)?;
+        let lanes = Lanes::new(model, network.heads, &draws, false)?;
         let step = network.step(&Scratch::new(model, 1)?, &lanes, &draws)?;
         Ok(Self { network, lanes, draws, step, filled: 0, drawn: 0, ring })
     }

@@ -33,6 +33,7 @@
 //! that names the file and the key or tensor.
 
 mod batch;
+mod caches;
 mod config;
 mod count;
 mod decoder;
@@ -49,6 +50,7 @@ mod tokenizer;
 mod weights;
 
 pub use batch::{Batch, Drawn, SequenceId};
+pub use caches::CacheBytes;
 pub use config::{Config, Rope, RopeScaling};
 pub use count::OperatorCount;
 pub use decoder::Decoder;

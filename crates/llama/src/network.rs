@@ -3,6 +3,7 @@
 //!
 //! This file must not know who runs the operators, nor when.
 
+use crate::caches::{Growth, caches, zeroed};
 use crate::count::{self, OperatorCount};
 use crate::model::{Dense, Layer, Model};
 use crate::parallel::{Exchange, Operation};
@@ -184,20 +185,10 @@ fn share(part: &BufferPart, at: usize, of: usize) -> Result<BufferPart> {
 impl Lane {
     /// Sequence `at` of the `of` sequences of this lane.
     fn one(&self, at: usize, of: usize) -> Result<Self> {
-        let cache = |c: &ops::Cache| -> Result<ops::Cache> {
-            let (keys, values) = (share(&c.keys, at, of)?, share(&c.values, at, of)?);
-            Ok(ops::Cache { keys, values, dtype: c.dtype })
-        };
+        let cache = |c: &ops::Cache| c.sequence(at as u32, of as u32);
         let caches = self.caches.iter().map(cache).collect::<Result<_>>()?;
         Ok(Self { caches, position: share(&self.position, at, of)? })
     }
-}
-
-/// Zeroed device memory.
-fn zeroed(runtime: &Runtime, bytes: u64) -> Result<BufferPart> {
-    let buffer = runtime.alloc(bytes)?;
-    runtime.stream().fill(buffer.view(), 0u8)?;
-    Ok(buffer.into())
 }
 
 /// The caches of sequences that are decoded together.
@@ -208,30 +199,25 @@ pub(crate) struct Lanes {
     pub(crate) each: Vec<Lane>,
     /// The scratch memory of the decode step's attention.
     scratch: BufferPart,
+    /// The growth of the caches' memory, if it grows.
+    pub(crate) growth: Option<Growth>,
 }
 
 impl Lanes {
-    /// Memory for a sequence of each row of `draws`, at its position.
-    pub(crate) fn new(model: &Model, heads: ops::Heads, draws: &Draws) -> Result<Self> {
-        let (c, runtime, rows) = (model.own(), model.runtime(), draws.each.len());
-        let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
-        let bytes = row.checked_mul(rows as u64).ok_or_else(|| {
-            Error::invalid(format!("{rows} sequences of {} positions have larger caches than there are addresses; make them fewer or shorter", heads.positions))
-        })?;
-        let named = Name::new("kv cache").scope();
-        let caches = (0..c.num_hidden_layers)
-            .map(|_| {
-                // An operator that appends declares the whole cache, so it must be initialised.
-                let (keys, values) = (zeroed(runtime, bytes)?, zeroed(runtime, bytes)?);
-                Ok(ops::Cache { keys, values, dtype: model.activations() })
-            })
-            .collect::<Result<Vec<_>>>()?;
-        drop(named);
+    /// Memory for a sequence of each row of `draws`, at its position; if it `grows`, where that pays.
+    pub(crate) fn new(
+        model: &Model,
+        heads: ops::Heads,
+        draws: &Draws,
+        grows: bool,
+    ) -> Result<Self> {
+        let (runtime, rows) = (model.runtime(), draws.each.len());
+        let (caches, growth) = caches(model, heads, rows, grows)?;
         let _named = Name::new("sequence").scope();
         let scratch = ops::decode_scratch(runtime, heads, rows as u32)?;
         let all = Lane { caches, position: draws.all.state.position.clone() };
         let each = (0..rows).map(|at| all.one(at, rows)).collect::<Result<_>>()?;
-        Ok(Self { all, each, scratch })
+        Ok(Self { all, each, scratch, growth })
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::Instant;
 use half::{bf16, f16};
 use leasehold_hal::kernel::{Binding, CpuArgs, CpuFn};
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
+use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
 use leasehold_operators::kernels::cpu::isa::Isa;
@@ -191,13 +192,14 @@ fn main() {
             ldo: WIDTH as u32,
             scale: (HEAD_DIM as f32).sqrt().recip(),
             rotary: HEAD_DIM as u32,
+            layout: CacheLayout::contiguous(KV_HEADS as u32, POSITIONS as u32),
             ..Default::default()
         };
         steps.push(Step::new(
             "decode_attention",
             isa,
             &attention,
-            &[q, k, v, table, keys, values, at_b, a, scratch],
+            &[q, k, v, table, keys, values, at_b, a, scratch, none],
         ));
         let back = LinearParams { n: [WIDTH as u32, 0, 0], ldy: [WIDTH as u32, 0, 0], ..linear };
         steps.push(Step::new("linear_add", isa, &back, &[a, none, wo, none, h]));

@@ -21,6 +21,7 @@
 //!
 //! Operators allocate only through the runtime; each declares its reads and writes.
 
+mod cache;
 #[cfg(feature = "emulate")]
 mod emulated;
 #[cfg(feature = "cuda")]

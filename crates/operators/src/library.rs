@@ -100,8 +100,10 @@ fn describe(
     let check = KernelCheck::new(move |launch| {
         division.accepts(spec, launch).map_err(Error::InvalidArgument)
     });
+    let limits = spec.limited().map_or(Cow::Borrowed(&[][..]), |limits| vec![limits].into());
     KernelDesc {
         entry,
+        limits,
         params: spec.params_bytes as u32,
         overlap: if spec.in_place { Overlap::InPlace } else { Overlap::Refused },
         // Of the sources, those in CUDA C++ wait: all call `begin` or `wait_for_previous`.

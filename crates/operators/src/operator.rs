@@ -8,7 +8,7 @@ use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
 use crate::library::{Library, Resolved};
 use crate::part::BufferPart;
 use leasehold::kernel::Grid;
-use leasehold::{Error, GraphOperator, Operand, Result, Stream, View};
+use leasehold::{Error, GraphOperator, Operand, Result, Stream};
 use std::fmt;
 
 /// A checked kernel launch, with leases on all resources that it uses.
@@ -58,7 +58,7 @@ impl Operator {
                     _ => library.none().into(),
                 },
             };
-            let (offset, len) = (part.view().offset(), part.view().len());
+            let (offset, len) = (part.offset(), part.len());
             let aligned = offset.is_multiple_of(u64::from(launch.align[i].max(1)));
             if len < launch.bytes[i] || !aligned {
                 return Err(Error::invalid(format!(
@@ -134,7 +134,7 @@ impl Operator {
 
     #[inline]
     fn operand(&self, i: usize) -> Operand<'_> {
-        self.parts[i].view().with(self.kernel.spec().operands[i].access)
+        self.parts[i].operand(self.kernel.spec().operands[i].access)
     }
 }
 

@@ -4,7 +4,9 @@
 //! declarations. Rows of `x` are rows of the batch (tokens). Weights are stored as [out, in], as in
 //! Hugging Face files.
 
+pub use crate::cache::Cache;
 use crate::kernels::cpu::attention::{AttentionParams, QUERIES};
+use crate::kernels::cpu::cache::CacheLayout;
 use crate::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use crate::kernels::cpu::embedding::EmbeddingParams;
 use crate::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
@@ -355,18 +357,6 @@ impl Heads {
     }
 }
 
-/// The key and value caches of a layer: `[kv_head][position][head_dim]`, or such caches of several
-/// sequences, one behind the other.
-#[derive(Debug, Clone)]
-pub struct Cache {
-    /// Keys.
-    pub keys: BufferPart,
-    /// Values.
-    pub values: BufferPart,
-    /// Their element type.
-    pub dtype: DType,
-}
-
 /// The positions of rows: the rotary table, and the device-side position of the first row or of
 /// each.
 #[derive(Debug, Clone, Copy)]
@@ -397,6 +387,7 @@ pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -
         ld: [x.ld(), 0, 0],
         x: x.dtype() as u32,
         cache: 0,
+        layout: CacheLayout::default(),
     };
     Operator::new(library, "rope", &params, &[some(x), part(at.table), part(at.position)])
 }
@@ -427,6 +418,7 @@ pub fn cache_append(
         ld: [x.ld(), 0, 0],
         x: x.dtype() as u32,
         cache: cache.1 as u32,
+        layout: CacheLayout::contiguous(heads.kv_heads, heads.positions),
     };
     Operator::new(library, "cache_append", &params, &[some(x), part(cache.0), part(position)])
 }
@@ -454,6 +446,7 @@ pub fn rope_append(
         ld: [q.ld(), k.ld(), v.ld()],
         x: q.dtype() as u32,
         cache: cache.dtype as u32,
+        layout: cache.layout,
     };
     let operands = [
         some(q),
@@ -461,8 +454,9 @@ pub fn rope_append(
         some(v),
         part(at.table),
         part(&cache.keys),
-        part(&cache.values),
+        cache.values.clone(),
         part(at.position),
+        cache.limits.clone(),
     ];
     Operator::new(library, "rope_append", &params, &operands)
 }
@@ -512,12 +506,15 @@ pub fn attention(
         },
     )?;
     let params = attention_params(q, heads, cache, y, 0);
-    Operator::new(
-        library,
-        "attention",
-        &params,
-        &[some(q), part(&cache.keys), part(&cache.values), part(position), some(y)],
-    )
+    let operands = [
+        some(q),
+        part(&cache.keys),
+        cache.values.clone(),
+        part(position),
+        some(y),
+        cache.limits.clone(),
+    ];
+    Operator::new(library, "attention", &params, &operands)
 }
 
 /// The scratch memory of [`decode_attention`] for so many rows. Launches that may overlap need one
@@ -570,10 +567,11 @@ pub fn decode_attention(
         some(v),
         part(at.table),
         part(&cache.keys),
-        part(&cache.values),
+        cache.values.clone(),
         part(at.position),
         some(y),
         part(scratch),
+        cache.limits.clone(),
     ];
     Operator::new(library, "decode_attention", &params, &operands)
 }
@@ -597,6 +595,7 @@ fn attention_params(
         x: q.dtype() as u32,
         cache: cache.dtype as u32,
         rotary,
+        layout: cache.layout,
     }
 }
 

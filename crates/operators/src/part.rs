@@ -1,11 +1,14 @@
 //! Parts of buffers that an operator holds.
 
-use leasehold::{Array, Buffer, BufferView, Error, Lease, Result, View};
+use leasehold::{
+    Access, Array, Buffer, BufferView, Error, GrowingParts, Lease, Operand, Result, View,
+};
 
 /// A part of a buffer, with a lease on the buffer. Clones share the memory.
 ///
 /// Made from whatever is a [`View`]: a buffer, an array, a [`Tensor`](crate::Tensor), a part of one
-/// of them. It begins and ends where the view does.
+/// of them. It begins and ends where the view does. Or all of [`GrowingParts`], which kernels that
+/// keep to their limits bind as one.
 ///
 /// ```
 /// use leasehold::{DeviceId, Runtime, View};
@@ -22,16 +25,42 @@ use leasehold::{Array, Buffer, BufferView, Error, Lease, Result, View};
 /// ```
 #[derive(Debug, Clone)]
 pub struct BufferPart {
-    lease: Lease<Buffer>,
+    memory: Memory,
     offset: u64,
     len: u64,
 }
 
+#[derive(Debug, Clone)]
+enum Memory {
+    Buffer(Lease<Buffer>),
+    /// All of them, or no byte.
+    Growing(GrowingParts),
+}
+
 impl BufferPart {
+    /// Bytes from the buffer's beginning.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes, with those that have no memory yet.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn operand(&self, access: Access) -> Operand<'_> {
+        match &self.memory {
+            Memory::Growing(parts) if self.len > 0 => parts.reservation(access),
+            _ => self.view().with(access),
+        }
+    }
+
     /// `len` bytes of this part from its byte `offset` on.
     ///
     /// # Errors
-    /// `InvalidArgument` if the range does not lie in this part.
+    /// `InvalidArgument` if the range does not lie in this part, or if it is a part of memory that
+    /// grows.
     pub fn slice(&self, offset: u64, len: u64) -> Result<Self> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::invalid(format!(
@@ -39,21 +68,38 @@ impl BufferPart {
                 self.len
             )));
         }
-        Ok(Self { lease: self.lease.clone(), offset: self.offset + offset, len })
+        if len != 0 && len != self.len && matches!(self.memory, Memory::Growing(_)) {
+            return Err(Error::invalid(format!(
+                "{len} bytes from byte {offset} on of growing parts; a kernel binds all of them"
+            )));
+        }
+        Ok(Self { memory: self.memory.clone(), offset: self.offset + offset, len })
     }
 }
 
 impl View for BufferPart {
+    /// Of growing parts there is a view of no byte.
     #[inline]
     fn view(&self) -> BufferView<'_> {
-        // Checked when the part was made; a buffer's length does not change.
-        self.lease.view().narrowed(self.offset, self.len)
+        match &self.memory {
+            // Checked when the part was made; a buffer's length does not change.
+            Memory::Buffer(lease) => lease.view().narrowed(self.offset, self.len),
+            Memory::Growing(parts) => parts.reservation(Access::Read).view().narrowed(0, 0),
+        }
     }
 }
 
 impl From<BufferView<'_>> for BufferPart {
     fn from(view: BufferView<'_>) -> Self {
-        Self { lease: view.buffer().clone(), offset: view.offset(), len: view.len() }
+        let memory = Memory::Buffer(view.buffer().clone());
+        Self { memory, offset: view.offset(), len: view.len() }
+    }
+}
+
+impl From<GrowingParts> for BufferPart {
+    fn from(parts: GrowingParts) -> Self {
+        let len = parts.most() * parts.count() as u64;
+        Self { memory: Memory::Growing(parts), offset: 0, len }
     }
 }
 
@@ -66,7 +112,7 @@ impl<V: View> From<&V> for BufferPart {
 impl From<Lease<Buffer>> for BufferPart {
     fn from(lease: Lease<Buffer>) -> Self {
         let len = lease.len();
-        Self { lease, offset: 0, len }
+        Self { memory: Memory::Buffer(lease), offset: 0, len }
     }
 }
 

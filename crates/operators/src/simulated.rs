@@ -87,6 +87,10 @@ fn register(
     });
     let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
     let made = if early(spec) { made.reading_early() } else { made };
+    let made = match spec.limited() {
+        Some((cache, limits)) => made.limited_by(cache, limits),
+        None => made,
+    };
     let dense = DENSE.contains(&spec.name);
     registry.register(entry, if dense { made } else { made.leaving_gaps() });
     Ok(())

@@ -119,6 +119,16 @@ impl Engine {
         for (id, _) in self.jobs.extract_if(|_, (job, _)| job.events.is_closed()) {
             batch.remove(id)?;
         }
+        // Without memory for all texts, one that lacks it ends, and leaves its own to the others.
+        while let Some((id, why)) = batch.grow().into_iter().next() {
+            if !why.is_out_of_memory() {
+                return Err(why);
+            }
+            batch.remove(id)?;
+            if let Some((job, _)) = self.jobs.remove(&id) {
+                job.events.send(Event::End(Err(Failure(503, why.to_string())))).ok();
+            }
+        }
         for (id, drawn) in batch.step()? {
             let Some((job, _)) = self.jobs.get_mut(&id) else { continue };
             let end = match drawn.map(|drawn| drawn.token) {

@@ -411,3 +411,45 @@ fn growing_blocks_are_suspended_with_their_allocator() {
     assert_eq!((fake.used(), budget.reserved()), (0, 0));
     assert_eq!(fake.violations(), Vec::<String>::new());
 }
+
+#[test]
+fn blocks_side_by_side_grow_alone_and_end_together() {
+    for seed in 1..=20u64 {
+        let b = bench(false, Policy::Compact, 64 * MIB);
+        let others = b.fake.outstanding().0;
+        let parts = b.allocator.growing_parts(4, 30 * MIB - 5).expect("addresses");
+        let addr = parts[0].addr();
+        for (i, part) in (0..).zip(&parts) {
+            assert_eq!((part.addr(), part.len()), (addr + i * 30 * MIB, 0));
+        }
+        b.allocator.grow(&parts[2], 7 * MIB).expect("memory");
+        b.allocator.grow(&parts[0], 30 * MIB).expect("memory");
+        assert!(b.fake.is_backed(addr, 30 * MIB) && b.fake.is_backed(parts[2].addr(), 7 * MIB));
+        assert_eq!((parts[1].len(), b.fake.used()), (0, 38 * MIB));
+        assert!(
+            b.allocator.grow(&parts[0], 30 * MIB + 1).is_err(),
+            "a part ends where the next begins"
+        );
+        let e = b.allocator.grow(&parts[3], 28 * MIB).expect_err("the budget");
+        assert!(e.is_out_of_memory() && parts[3].is_empty(), "{e}");
+        // One after the other goes, in any order, and the addresses go with the last.
+        let mut rng = Rng(seed);
+        let mut parts = parts;
+        while !parts.is_empty() {
+            drop(parts.swap_remove(rng.below(parts.len() as u64) as usize));
+            b.allocator.trim(0).expect("a trim");
+            assert_eq!(
+                parts.is_empty(),
+                others == b.fake.outstanding().0,
+                "{} parts are left",
+                parts.len()
+            );
+        }
+        b.check();
+    }
+    let b = bench(false, Policy::Balanced, u64::MAX);
+    assert!(b.allocator.growing_parts(0, MIB).is_err());
+    assert!(b.allocator.growing_parts(usize::MAX, MIB).is_err());
+    let e = bench(true, Policy::Balanced, u64::MAX).allocator.growing_parts(2, MIB).unwrap_err();
+    assert!(matches!(e, Error::Unsupported(_)), "{e}");
+}

@@ -19,6 +19,7 @@ mod graph_budget;
 mod graph_updates;
 mod graphs;
 mod growing;
+mod growing_parts;
 mod host_timelines;
 #[cfg(feature = "cuda")]
 mod interop;

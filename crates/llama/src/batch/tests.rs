@@ -10,6 +10,8 @@ use leasehold_sim::{KernelRegistry, MachineConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
+mod growth;
+
 /// A context of more than one part on a device that splits it.
 const POSITIONS: usize = 160;
 /// A prompt that reaches into the second part.
@@ -61,7 +63,7 @@ fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
 
 /// The caches of a slot: keys and values of each layer.
 fn caches(batch: &Batch, slot: usize) -> impl Iterator<Item = &BufferPart> {
-    batch.prompts.lanes[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
+    batch.prompts.lanes[slot].caches.iter().flat_map(|c| [Some(c.keys()), c.values()]).flatten()
 }
 
 fn bytes(batch: &Batch, part: &BufferPart) -> Vec<u8> {

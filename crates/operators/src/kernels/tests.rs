@@ -2,6 +2,7 @@
 
 use super::blocks::*;
 use super::cpu::attention::{AttentionParams, PART, PART_HEADS, PARTS, SMALL_DIM, SMALL_PART};
+use super::cpu::cache::CacheLayout;
 use super::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use super::cpu::embedding::EmbeddingParams;
 use super::cpu::linear::{FEW, LinearParams};
@@ -59,6 +60,7 @@ fn same_words<P: Params>() {
 fn parameters_and_records_are_the_same_words_in_all_languages() {
     same_words::<LinearParams>();
     same_words::<NormParams>();
+    same_words::<CacheLayout>();
     same_words::<RopeParams>();
     same_words::<AttentionParams>();
     same_words::<EmbeddingParams>();

@@ -1,6 +1,7 @@
 //! Random parameters: those of a valid launch, with one or two words changed.
 
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
+use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
 use leasehold_operators::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
@@ -78,6 +79,25 @@ pub fn params(kernel: &str, w: &mut Words) -> Vec<u8> {
     bytes
 }
 
+/// Contiguous caches, or parts that grow by positions.
+fn layout(w: &mut Words, kernel: &str, m: u32, kv_heads: u32, positions: u32) -> CacheLayout {
+    if w.coin() || !["rope_append", "attention", "decode_attention"].contains(&kernel) {
+        return CacheLayout::contiguous(kv_heads, positions);
+    }
+    let (layers, next) = (w.size(3), 2 * w.size(2));
+    let layer = w.below(layers);
+    CacheLayout {
+        position: layers * kv_heads,
+        head: 1,
+        part: layers * kv_heads * positions + w.below(9),
+        offset: layer * kv_heads,
+        keys: 0,
+        values: 1,
+        next,
+        limits: m * next,
+    }
+}
+
 fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
     match kernel {
         "linear" | "linear_add" | "linear_gated" | "linear3" => {
@@ -115,6 +135,7 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
                 ld,
                 x,
                 cache,
+                layout: layout(w, kernel, m.min(1), kv_heads, positions),
             }
             .as_bytes()
             .to_vec()
@@ -140,6 +161,7 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
                 x,
                 cache,
                 rotary,
+                layout: layout(w, kernel, if decode { m } else { 1 }, kv_heads, positions),
             }
             .as_bytes()
             .to_vec()

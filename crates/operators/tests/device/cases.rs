@@ -3,6 +3,7 @@
 
 use super::{Bench, Bound, Data, within};
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
+use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
@@ -294,6 +295,7 @@ fn rope(bench: &mut Bench<'_>) {
                     ld: [wide as u32 + 1, kv as u32, kv as u32 + 2],
                     x: x as u32,
                     cache: cache as u32,
+                    layout: CacheLayout::contiguous(kv_heads as u32, positions as u32),
                 };
                 let what = format!("{p:?} at {at}");
                 let position = Some(Data::words(&[at]));
@@ -311,7 +313,7 @@ fn rope(bench: &mut Bench<'_>) {
                 bench.case("cache_append", &what, &append, &operands);
                 let keys = stored(within(cache, 1e-7));
                 let operands =
-                    [Some(q), Some(k), Some(v), table, keys, stored(Bound::Exact), position];
+                    [Some(q), Some(k), Some(v), table, keys, stored(Bound::Exact), position, None];
                 bench.case("rope_append", &what, &p, &operands);
             }
         }
@@ -359,6 +361,7 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                     x: x as u32,
                     cache: cache as u32,
                     rotary: 0,
+                    layout: CacheLayout::contiguous(kv_heads as u32, positions as u32),
                 };
                 let what = format!("{p:?} at {at}");
                 let position = Some(Data::words(&[at]));
@@ -371,7 +374,7 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                 let out = |n| Some(Data::written(x, &junk(n), 0, within(x, 2e-5 + weights)));
                 let q = Some(Data::read(x, &noise(m * (wide + 3), 1), 1));
                 let operands =
-                    [q, read(&keys), read(&values), position.clone(), out(m * (wide + 1))];
+                    [q, read(&keys), read(&values), position.clone(), out(m * (wide + 1)), None];
                 bench.case("attention", &what, &p, &operands);
                 if m > 1 || dim % 2 == 1 {
                     continue;
@@ -396,6 +399,7 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                         within(x, 2e-5 + 0.1 * super::rounding(cache)),
                     )),
                     Some(Data::scratch(p.scratch_bytes())),
+                    None,
                 ];
                 bench.case("decode_attention", &what, &p, &operands);
             }
@@ -430,6 +434,7 @@ fn decode_rows(bench: &mut Bench<'_>, large: bool) {
                     x: x as u32,
                     cache: cache as u32,
                     rotary: dim as u32,
+                    layout: CacheLayout::contiguous(kv_heads as u32, positions as u32),
                 };
                 let keys: Vec<f32> = noise(m * kv * positions, 2).iter().map(|v| 3.0 * v).collect();
                 let values = noise(m * kv * positions, 3);
@@ -445,6 +450,7 @@ fn decode_rows(bench: &mut Bench<'_>, large: bool) {
                     Some(Data::words(at)),
                     Some(Data::written(x, &junk((m - 1) * (wide + 1) + wide), 0, out)),
                     Some(Data::scratch(p.scratch_bytes())),
+                    None,
                 ];
                 bench.case("decode_attention", &format!("{p:?} at {at:?}"), &p, &operands);
             }

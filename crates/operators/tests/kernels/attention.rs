@@ -1,9 +1,10 @@
 //! Attention, over prompts and over one row.
 
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
+use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::rope::{RopeParams, table};
-use leasehold_operators::kernels::cpu::tile::bind;
+use leasehold_operators::kernels::cpu::tile::{NONE, bind};
 use proptest::prelude::*;
 
 use super::rope::frequencies;
@@ -108,6 +109,7 @@ fn params(s: &Shape) -> AttentionParams {
         x: s.x as u32,
         cache: s.cache as u32,
         rotary: 0,
+        layout: CacheLayout::contiguous(s.kv_heads as u32, POSITIONS as u32),
     }
 }
 
@@ -148,7 +150,12 @@ fn causal_and_grouped(s: Shape, seed: u64) -> Result<(), TestCaseError> {
     let older = emulated::cuda().map(|_| Level::Cuda("cuda/sm_80"));
     for isa in levels().into_iter().chain(older) {
         let mut out = Tensor::junk(s.x, s.m * (wide + 1));
-        run(isa, "attention", &params(&s), &[q.bind(), keys.bind(), values.bind(), at, out.bind()]);
+        run(
+            isa,
+            "attention",
+            &params(&s),
+            &[q.bind(), keys.bind(), values.bind(), at, out.bind(), NONE],
+        );
         close(isa.name(), &out.values(), &wanted, |i| {
             4e-6 + wanted[i].abs() * rounding(s.x) + weights_rounding(&s)
         });
@@ -157,7 +164,7 @@ fn causal_and_grouped(s: Shape, seed: u64) -> Result<(), TestCaseError> {
             isa,
             "attention",
             &params(&s),
-            &[q.bind(), keys.bind(), values.bind(), at, again.bind()],
+            &[q.bind(), keys.bind(), values.bind(), at, again.bind(), NONE],
         );
         prop_assert!(again.bits() == out.bits(), "{isa}: the order of tiles shows in the result");
     }
@@ -196,19 +203,20 @@ proptest! {
         let rope = RopeParams {
             m: 1, heads: heads as u32, kv_heads: s.kv_heads as u32, head_dim: dim, rotary: dim, positions: POSITIONS as u32,
             ld: [wide as u32, kv as u32, kv as u32], x: s.x as u32, cache: s.cache as u32,
+            layout: CacheLayout::contiguous(s.kv_heads as u32, POSITIONS as u32),
         };
         let p = AttentionParams { rotary: dim, ldq: wide as u32, ldo: wide as u32, ..params(&s) };
         for isa in levels() {
             let (mut keys, mut values, mut turned) = (cache(seed + 3), cache(seed + 4), q.clone());
             let mut wanted = Tensor::junk(s.x, wide);
-            run(isa, "rope_append", &rope, &[turned.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), at]);
-            run(isa, "attention", &p, &[turned.bind(), keys.bind(), values.bind(), at, wanted.bind()]);
+            run(isa, "rope_append", &rope, &[turned.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), at, NONE]);
+            run(isa, "attention", &p, &[turned.bind(), keys.bind(), values.bind(), at, wanted.bind(), NONE]);
             let (mut keys2, mut values2, mut out) = (cache(seed + 3), cache(seed + 4), Tensor::junk(s.x, wide));
             let mut scratch = Tensor::new(DType::F32, &vec![0.0; p.scratch_bytes() as usize / 4]);
             // The second launch finds the scratch memory as the first one left it.
             for again in [false, true] {
                 let before = out.bits().to_vec();
-                run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys2.bind(), values2.bind(), at, out.bind(), scratch.bind()]);
+                run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys2.bind(), values2.bind(), at, out.bind(), scratch.bind(), NONE]);
                 prop_assert!(!again || before == out.bits());
             }
             prop_assert!(keys2.bits() == keys.bits() && values2.bits() == values.bits());
@@ -248,7 +256,7 @@ proptest! {
             let (mut out, mut parts, mut positions) = (Tensor::junk(s.x, m * (wide + 1)), scratch(&p), at.clone());
             // The second launch finds the scratch memory as the first one left it.
             for _ in 0..2 {
-                run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), bind(&mut positions), out.bind(), parts.bind()]);
+                run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), bind(&mut positions), out.bind(), parts.bind(), NONE]);
             }
             let (keys, values, out) = (keys.values(), values.values(), out.values());
             let bits = |v: &[f64]| v.iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect::<Vec<_>>();
@@ -258,7 +266,7 @@ proptest! {
                 let cache = |from| Tensor::new(s.cache, &part(kv * POSITIONS, row, from));
                 let (mut own_keys, mut own_values, mut own) = (cache(3), cache(4), Tensor::junk(s.x, wide + 1));
                 let (mut position, mut own_parts) = ([at[row]], scratch(&one));
-                run(isa, "decode_attention", &one, &[q.bind(), k.bind(), v.bind(), angles.bind(), own_keys.bind(), own_values.bind(), bind(&mut position), own.bind(), own_parts.bind()]);
+                run(isa, "decode_attention", &one, &[q.bind(), k.bind(), v.bind(), angles.bind(), own_keys.bind(), own_values.bind(), bind(&mut position), own.bind(), own_parts.bind(), NONE]);
                 let cut = |all: &[f64], n: usize| bits(&all[row * n..(row + 1) * n]);
                 prop_assert_eq!(cut(&keys, kv * POSITIONS), bits(&own_keys.values()), "{} keys of row {}", isa, row);
                 prop_assert_eq!(cut(&values, kv * POSITIONS), bits(&own_values.values()), "{} values of row {}", isa, row);
@@ -294,7 +302,7 @@ fn a_later_row_never_shows_in_an_earlier_one() {
                     isa,
                     "attention",
                     &params(&s),
-                    &[q.bind(), k.bind(), v.bind(), bind(&mut position), out.bind()],
+                    &[q.bind(), k.bind(), v.bind(), bind(&mut position), out.bind(), NONE],
                 );
                 out.values()
             })

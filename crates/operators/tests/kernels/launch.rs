@@ -2,6 +2,7 @@
 
 use leasehold_operators::kernels::cpu::KERNELS;
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
+use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::kernels::cpu::isa::Isa;
 use leasehold_operators::kernels::cpu::linear::{FEW, LinearParams, NORM};
 use leasehold_operators::kernels::cpu::sampling::{NextTokenParams, RowParams};
@@ -65,6 +66,7 @@ fn parameters_that_describe_nothing_are_refused() {
         ldq: 48,
         ldo: 48,
         rotary: 8,
+        layout: CacheLayout::contiguous(4, 4),
         ..Default::default()
     };
     assert!(refusal("attention", &attention).contains("evenly"));

@@ -1,6 +1,7 @@
 //! The tests' common part: tensors of any element type, launches at every level, and comparison.
 
 mod attention;
+mod cache;
 mod elementwise;
 mod emulated;
 mod launch;

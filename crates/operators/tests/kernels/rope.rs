@@ -1,7 +1,9 @@
 //! Rotary embedding and the caches.
 
+use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::rope::{RopeParams, table};
+use leasehold_operators::kernels::cpu::tile::NONE;
 use proptest::prelude::*;
 
 use super::{Tensor, cases, close, dtypes, levels, noise, rounding, run};
@@ -38,6 +40,7 @@ proptest! {
         let p = RopeParams {
             m: m as u32, heads: heads as u32, kv_heads: kv_heads as u32, head_dim: dim as u32, rotary: rotary as u32,
             positions: positions as u32, ld: [wide as u32 + 1, kv as u32, kv as u32 + 2], x: x as u32, cache: cache as u32,
+            layout: CacheLayout::contiguous(kv_heads as u32, positions as u32),
         };
         let mut table = Tensor::new(DType::F32, &table(&frequencies(rotary), positions));
         let mut position = [at as i32];
@@ -65,7 +68,7 @@ proptest! {
         }
         for isa in levels() {
             let (mut q, mut keys, mut values) = (q0.clone(), empty.clone(), empty.clone());
-            run(isa, "rope_append", &p, &[q.bind(), k.bind(), v.bind(), table.bind(), keys.bind(), values.bind(), at_b]);
+            run(isa, "rope_append", &p, &[q.bind(), k.bind(), v.bind(), table.bind(), keys.bind(), values.bind(), at_b, NONE]);
             close("queries", &q.values(), &q_wanted, |i| tolerance(x, q_wanted[i]));
             close("keys", &keys.values(), &k_wanted, |i| tolerance(cache, k_wanted[i]));
             close("values", &values.values(), &v_wanted, |i| tolerance(cache, v_wanted[i]));
@@ -90,6 +93,7 @@ fn a_negative_position_writes_nothing_to_a_cache() {
         rotary: 4,
         positions: 3,
         ld: [4, 4, 4],
+        layout: CacheLayout::contiguous(1, 3),
         ..Default::default()
     };
     for isa in levels() {

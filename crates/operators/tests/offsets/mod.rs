@@ -94,7 +94,7 @@ impl Operands<'_> {
     fn cache(&mut self, sequences: u32) -> Result<Cache> {
         let words = sequences * HEADS.positions * KEYS;
         let (keys, values) = (self.noise(words), self.noise(words));
-        Ok(Cache { keys: self.words(&keys)?, values: self.words(&values)?, dtype: DType::F32 })
+        Ok(Cache::contiguous(HEADS, self.words(&keys)?, self.words(&values)?, DType::F32))
     }
 
     fn angles(&mut self) -> Result<BufferPart> {
@@ -169,7 +169,7 @@ const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 22] = [
     },
     |l, o| {
         let (x, cache, position) = (o.tensor(2, KEYS)?, o.cache(1)?, o.words(&[1])?);
-        ops::cache_append(l, &x, HEADS, (&cache.keys, DType::F32), &position)
+        ops::cache_append(l, &x, HEADS, (cache.keys(), DType::F32), &position)
     },
     |l, o| {
         let (q, k, v) = (o.tensor(2, QUERIES)?, o.tensor(2, KEYS)?, o.tensor(2, KEYS)?);

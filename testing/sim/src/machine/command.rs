@@ -51,12 +51,20 @@ impl KernelCall {
         self
     }
 
+    /// The binding with the limits of binding `i`. Without limits, as with empty ones, all of the
+    /// binding has memory.
+    pub(crate) fn limits_of(&self, i: usize) -> Option<&Binding> {
+        let limits = self.kernel.spec.limits.iter();
+        let mut own = limits.filter(|(binding, _)| *binding as usize == i);
+        let limits = own.next().and_then(|(_, limit)| self.bindings.get(*limit as usize));
+        limits.filter(|limits| limits.len != 0)
+    }
+
     /// Calls `f` with the range of each binding. A limited one has no range before the kernel
     /// begins.
     fn for_each_range(&self, mut f: impl FnMut(Range<u64>)) {
-        let limits = &self.kernel.spec.limits;
         for (i, b) in self.bindings.iter().enumerate() {
-            if !limits.iter().any(|&(binding, _)| binding as usize == i) {
+            if self.limits_of(i).is_none() {
                 f(b.addr..b.addr.saturating_add(b.len));
             }
         }

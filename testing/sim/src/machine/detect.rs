@@ -334,6 +334,8 @@ pub(crate) enum Unwritten {
     Any,
     /// If the whole range is unwritten.
     All,
+    /// Not at all.
+    Never,
 }
 
 /// A reported defect: the kind, and queue and index of both operations.

@@ -11,8 +11,15 @@ use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Fault};
 use leasehold_hal::{Access, Binding};
-use std::borrow::Cow;
 use std::task::Poll;
+
+/// The memory of a binding.
+struct Reached {
+    /// Its parts that a kernel may touch: bytes from its beginning, and bytes.
+    windows: Vec<(u64, u64)>,
+    /// The memories that contain them.
+    parts: Vec<AccessPart>,
+}
 
 impl MachineState {
     /// Executes an action.
@@ -144,7 +151,12 @@ impl MachineState {
             let (all, none) = device.fold((0, 0), |(all, none), p| {
                 (all + p.bytes, none + self.detector.unwritten(p.key, p.bytes))
             });
-            if none != 0 && (none == all || unwritten == Unwritten::Any) {
+            let told = match unwritten {
+                Unwritten::Any => none != 0,
+                Unwritten::All => none != 0 && none == all,
+                Unwritten::Never => false,
+            };
+            if told {
                 let addr = parts.first().map_or(0, |p| p.addr);
                 self.detector.report(ReportKind::NeverWritten, None, place.operation(), addr, none);
             }
@@ -159,29 +171,16 @@ impl MachineState {
         if blocks == 0 {
             return Outcome::Done(KERNEL_NANOS);
         }
-        let bound = match self.within_limits(&call) {
-            Ok(bound) => bound,
-            Err(e) => return Outcome::Fault(e),
-        };
-        let mut all: Vec<(Vec<AccessPart>, Access)> = Vec::with_capacity(bound.len());
-        let mut bindings: Vec<Binding> = Vec::with_capacity(bound.len());
-        for (i, b) in bound.iter().enumerate() {
-            let mut parts = Vec::new();
-            let mut at = 0;
-            if b.len != 0 {
-                at = match self.reach(
-                    place,
-                    AccessScope::Kernel(place.device),
-                    b.addr,
-                    b.len,
-                    &mut parts,
-                ) {
-                    Ok(at) => at as u64,
-                    Err(e) => return Outcome::Fault(format!("binding {i}: {e}")),
-                };
-            }
+        let mut all: Vec<Reached> = Vec::with_capacity(call.bindings.len());
+        let mut bindings: Vec<Binding> = Vec::with_capacity(call.bindings.len());
+        for (i, b) in call.bindings.iter().enumerate() {
+            let reached = match self.reach_binding(place, &call, i) {
+                Ok(reached) => reached,
+                Err(e) => return Outcome::Fault(format!("binding {i}: {e}")),
+            };
+            let at = if b.len == 0 { 0 } else { self.space.behind(b.addr) as u64 };
             bindings.push(Binding { addr: at, ..*b });
-            all.push((parts, b.access));
+            all.push(reached);
         }
         let watched = self.watch(&call, &bindings, &all);
         let launch = Launch {
@@ -204,36 +203,56 @@ impl MachineState {
             Ok(Err(e)) => return Outcome::Fault(e.to_string()),
             Err(text) => return Outcome::Fault(text),
         }
-        for (i, (parts, access)) in all.iter().enumerate() {
+        for (i, (Reached { parts, .. }, b)) in all.iter().zip(&bindings).enumerate() {
             if call.early >> i & 1 != 0 {
                 for p in parts {
                     let early = place.early_actor();
                     self.detector.early(&early, place.operation(), p.key, p.addr, p.bytes);
                 }
             }
-            self.note_access(place, parts, *access, Unwritten::All);
+            // A kernel that appends to memory that grows knows what it has written.
+            let appends = call.limits_of(i).is_some() && b.access.writes();
+            let unwritten = if appends { Unwritten::Never } else { Unwritten::All };
+            self.note_access(place, parts, b.access, unwritten);
         }
-        let bytes: u64 = bindings.iter().map(|b| b.len).sum();
+        let bytes: u64 = all.iter().flat_map(|r| &r.windows).map(|(_, len)| len).sum();
         Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
     }
 
-    /// A launch's bindings, each limited one with the length that its limit says now.
-    fn within_limits<'c>(&self, call: &'c KernelCall) -> Result<Cow<'c, [Binding]>, String> {
-        let mut bound = Cow::Borrowed(&call.bindings[..]);
-        for &(binding, limit) in &call.kernel.spec.limits {
-            let word = call.bindings.get(limit as usize).filter(|b| b.len >= 8);
-            let (Some(word), Some(b)) = (word, bound.to_mut().get_mut(binding as usize)) else {
-                return Err(format!("binding {limit} has no limit for binding {binding}"));
-            };
-            let at = self
-                .space
-                .resolve(AccessScope::Engine, word.addr, 8, &mut Vec::new())?
-                .cast_const();
-            // SAFETY: the word was resolved to eight mapped bytes just now, and the lock keeps the
-            // mapping.
-            b.len = b.len.min(unsafe { at.cast::<u64>().read_unaligned() });
+    /// Resolves the memory of a launch's binding: all of it, or of each part what its limit says
+    /// now.
+    fn reach_binding(
+        &mut self,
+        place: &CommandContext,
+        call: &KernelCall,
+        i: usize,
+    ) -> Result<Reached, String> {
+        let b = &call.bindings[i];
+        let mut windows = Vec::new();
+        match call.limits_of(i) {
+            None => windows.push((0, b.len)),
+            Some(limits) => {
+                let (count, mut parts) = ((limits.len / 8).max(1), Vec::new());
+                let at =
+                    self.space.resolve(AccessScope::Engine, limits.addr, 8 * count, &mut parts)?;
+                for part in 0..count {
+                    // SAFETY: the words were resolved to mapped bytes just now, and the lock keeps
+                    // the mapping.
+                    let limit = unsafe { at.cast::<u64>().add(part as usize).read_unaligned() };
+                    // One limit alone is of the whole binding.
+                    windows.push((part * (b.len / count), limit.min(b.len / count)));
+                }
+            }
         }
-        Ok(bound)
+        windows.retain(|(_, len)| *len != 0);
+        let mut parts = Vec::new();
+        for &(from, len) in &windows {
+            let mut own = Vec::new();
+            let scope = AccessScope::Kernel(place.device);
+            self.reach(place, scope, b.addr + from, len, &mut own)?;
+            parts.append(&mut own);
+        }
+        Ok(Reached { windows, parts })
     }
 
     /// The content of a kernel's read-only bindings before it runs, by binding. Write-only bindings
@@ -243,8 +262,8 @@ impl MachineState {
         &self,
         call: &KernelCall,
         bindings: &[Binding],
-        parts: &[(Vec<AccessPart>, Access)],
-    ) -> Vec<(usize, Vec<u8>)> {
+        reached: &[Reached],
+    ) -> Vec<(usize, u64, Vec<u8>)> {
         let mut read = Vec::new();
         if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
             return read;
@@ -252,22 +271,24 @@ impl MachineState {
         for (i, b) in
             bindings.iter().enumerate().filter(|(_, b)| b.len != 0 && b.access != Access::ReadWrite)
         {
-            let own = parts[i].0.iter().all(|p| p.key >= STORE);
+            let own = reached[i].parts.iter().all(|p| p.key >= STORE);
             let shared = |(j, other): (usize, &Binding)| {
                 j != i && (b.access.writes() || other.access.writes()) && b.overlaps(other)
             };
             if !own || bindings.iter().enumerate().any(shared) {
                 continue;
             }
-            let (at, len) =
-                (std::ptr::with_exposed_provenance_mut::<u8>(b.addr as usize), b.len as usize);
-            // SAFETY: the binding was resolved to this many mapped bytes just now, and the lock
-            // keeps the mapping. Queues run one at a time.
-            unsafe {
-                if b.access == Access::Read {
-                    read.push((i, std::slice::from_raw_parts(at, len).to_vec()));
-                } else if !call.kernel.spec.gaps {
-                    at.write_bytes(self.detector.poison, len);
+            for &(from, len) in &reached[i].windows {
+                let at = std::ptr::with_exposed_provenance_mut::<u8>((b.addr + from) as usize);
+                // SAFETY: the window was resolved to this many mapped bytes just now, and the lock
+                // keeps the mapping. Queues run one at a time.
+                unsafe {
+                    if b.access == Access::Read {
+                        let content = std::slice::from_raw_parts(at, len as usize).to_vec();
+                        read.push((i, from, content));
+                    } else if !call.kernel.spec.gaps {
+                        at.write_bytes(self.detector.poison, len as usize);
+                    }
                 }
             }
         }
@@ -280,10 +301,11 @@ impl MachineState {
         place: &CommandContext,
         call: &KernelCall,
         bindings: &[Binding],
-        watched: Vec<(usize, Vec<u8>)>,
+        watched: Vec<(usize, u64, Vec<u8>)>,
     ) {
-        for (i, before) in watched {
-            let at = std::ptr::with_exposed_provenance::<u8>(bindings[i].addr as usize);
+        for (i, window, before) in watched {
+            let addr = bindings[i].addr + window;
+            let at = std::ptr::with_exposed_provenance::<u8>(addr as usize);
             // SAFETY: these are the bytes that `watch` has read, under the same lock.
             let now = unsafe { std::slice::from_raw_parts(at, before.len()) };
             // Nearly always so, and without optimization a hundred times as fast as the search.
@@ -293,8 +315,9 @@ impl MachineState {
             let differs = |(a, b): (&u8, &u8)| a != b;
             let Some(from) = std::iter::zip(now, &before).position(differs) else { continue };
             let to = std::iter::zip(now, &before).rposition(differs).map_or(from, |last| last + 1);
-            let addr = call.bindings[i].addr + from as u64;
-            self.detector.wrote(place.operation(), (i, from as u64), addr, (to - from) as u64);
+            let (from, bytes) = (window + from as u64, (to - from) as u64);
+            let addr = call.bindings[i].addr + from;
+            self.detector.wrote(place.operation(), (i, from), addr, bytes);
         }
     }
 

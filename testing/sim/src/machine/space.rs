@@ -715,7 +715,7 @@ impl Space {
     }
 
     /// The host address for a device address, without a check.
-    fn behind(&self, addr: u64) -> *mut u8 {
+    pub(crate) fn behind(&self, addr: u64) -> *mut u8 {
         if addr >= DEVICE_BASE { self.window.host(addr - DEVICE_BASE) } else { addr as *mut u8 }
     }
 

@@ -1,5 +1,5 @@
-//! Causal grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, or over
-//! one for each row.
+//! Causal grouped-query attention over a key-value cache, or over one for each row. A
+//! [layout](super::cache) says where a cache has its keys and values.
 //!
 //! Scores, softmax and sums are f32. The softmax is computed online over blocks of `POSITIONS`
 //! positions (running maximum, rescaled sum). So no buffer of the context's length is needed. A
@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 
 use leasehold_hal::kernel::CpuArgs;
 
+use super::cache::{CacheLayout, Sizes};
 use super::dot::Panel;
 use super::elem::{DType, Elem, with_elem};
 use super::math::exp;
@@ -63,6 +64,8 @@ params! {
         pub cache: u32,
         /// Elements of a head that are rotated ([`DecodeAttention`] only).
         pub rotary: u32,
+        /// The places in the caches.
+        pub layout: CacheLayout,
     }
 }
 
@@ -98,8 +101,8 @@ impl AttentionParams {
 pub struct Attention;
 /// Attention for a row of each of `m` sequences after the projections: rotates queries and keys,
 /// appends keys and values to the caches, and attends. Row `i` has the position `position[i]` and
-/// the `i`th caches, `[row][kv_head][position][head_dim]`. Rows of keys and values follow each
-/// other. A row at a position outside its cache writes nothing to it and gives NaN.
+/// the `i`th sequence's caches. Rows of keys and values follow each other. A row at a position
+/// outside its cache writes nothing to it and gives NaN.
 ///
 /// A device may split a long context, and keep what its parts give in the scratch memory, which
 /// must be zero before the first launch. Every launch leaves its counters zero.
@@ -145,6 +148,8 @@ struct Cache<T> {
     keys: *const T,
     values: *const T,
     dim: usize,
+    /// Elements from one position to the next.
+    pitch: usize,
 }
 
 /// Attends with `heads` queries for each of `lens.len()` rows; row `r` attends to the first
@@ -161,7 +166,7 @@ impl<T: Elem> Task for Attend<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { state, cache, heads, lens } = self;
-        let (dim, queries) = (cache.dim, heads * lens.len());
+        let (dim, pitch, queries) = (cache.dim, cache.pitch, heads * lens.len());
         let longest = lens.iter().copied().max().unwrap_or(0);
         let (q, sums) =
             (state.queries.as_ptr().cast::<f32>(), state.sums.as_mut_ptr().cast::<f32>());
@@ -175,10 +180,14 @@ impl<T: Elem> Task for Attend<'_, T> {
             for at in (0..longest).step_by(POSITIONS) {
                 let block = POSITIONS.min(longest - at);
                 // Prefetched during the computation of the scores.
-                for line in (0..block * dim * size_of::<T>()).step_by(64) {
-                    s.prefetch(cache.values.add(at * dim).cast::<u8>().add(line));
+                let (rows, of_row) = if pitch == dim { (1, block * dim) } else { (block, dim) };
+                for row in 0..rows {
+                    let row = cache.values.add((at + row) * pitch).cast::<u8>();
+                    (0..of_row * size_of::<T>())
+                        .step_by(64)
+                        .for_each(|line| s.prefetch(row.add(line)));
                 }
-                let keys = (cache.keys.add(at * dim), dim, block);
+                let keys = (cache.keys.add(at * pitch), pitch, block);
                 s.run(Panel::new(keys, (q, dim, queries), dim, (scores, POSITIONS), false));
                 for (row, &len) in lens.iter().enumerate() {
                     if at >= len {
@@ -196,7 +205,7 @@ impl<T: Elem> Task for Attend<'_, T> {
                         );
                         rescale(s, sums.add(query * dim), dim, scale);
                     }
-                    let values = Cache { values: cache.values.add(at * dim), ..cache };
+                    let values = Cache { values: cache.values.add(at * pitch), ..cache };
                     let (weights, sums) =
                         (scores.add(first * POSITIONS).cast_const(), sums.add(first * dim));
                     for query in (0..heads).step_by(2) {
@@ -293,7 +302,7 @@ unsafe fn weigh<S: Simd, T: Elem, const Q: usize>(
                 let sum = sums.add(q * dim + d);
                 for j in 0..seen {
                     let product = weights.add(q * POSITIONS + j).read()
-                        * cache.values.add(j * dim + d).read().to_f32();
+                        * cache.values.add(j * cache.pitch + d).read().to_f32();
                     sum.write(sum.read() + product);
                 }
             }
@@ -312,7 +321,7 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
     sums: *mut f32,
     d: usize,
 ) {
-    let dim = cache.dim;
+    let (dim, pitch) = (cache.dim, cache.pitch);
     let mut acc = [[[s.zero(); C]; Q]; U];
     // SAFETY: the caller vouches for the columns and for `seen` positions.
     unsafe {
@@ -325,7 +334,7 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
         while j + U <= seen {
             for u in 0..U {
                 for c in 0..C {
-                    let v = T::load(s, cache.values.add((j + u) * dim + d + c * S::N));
+                    let v = T::load(s, cache.values.add((j + u) * pitch + d + c * S::N));
                     for q in 0..Q {
                         acc[u][q][c] = s.fma(
                             s.splat(weights.add(q * POSITIONS + j + u).read()),
@@ -339,7 +348,7 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
         }
         for j in j..seen {
             for c in 0..C {
-                let v = T::load(s, cache.values.add(j * dim + d + c * S::N));
+                let v = T::load(s, cache.values.add(j * pitch + d + c * S::N));
                 for q in 0..Q {
                     acc[0][q][c] =
                         s.fma(s.splat(weights.add(q * POSITIONS + j).read()), v, acc[0][q][c]);
@@ -358,11 +367,27 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
     }
 }
 
-/// The grid and the extents of queries, a cache and the output.
-fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Refusal> {
-    let (m, positions) =
-        (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
-    let (wide, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
+/// The sizes of the caches of so many sequences.
+#[inline(always)]
+fn sizes(p: &AttentionParams, sequences: usize) -> Sizes {
+    Sizes {
+        sequences,
+        kv_heads: p.kv_heads,
+        positions: p.positions,
+        head_dim: p.head_dim,
+        bytes: accepted(p.cache).bytes(),
+    }
+}
+
+/// The grid, and the extents of queries, the output, the caches of so many sequences and limits.
+fn shape(
+    p: &AttentionParams,
+    sequences: usize,
+) -> Result<([usize; 3], [Extent; 2], [Extent; 3]), Refusal> {
+    let m = positive("the number of rows", p.m)?;
+    positive("the number of positions", p.positions)?;
+    let wide = head_shape(p.heads, p.head_dim)?;
+    head_shape(p.kv_heads, p.head_dim)?;
     if !p.heads.is_multiple_of(p.kv_heads) {
         return Err(format!(
             "{} heads of queries do not share {} heads of keys evenly",
@@ -373,8 +398,9 @@ fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Re
     let cut = Cut::of(p);
     let x = dtype("the queries", p.x)?.bytes();
     let grid = [p.heads as usize / cut.heads, m.div_ceil(cut.rows), 1];
-    let cache = (times(kv, positions)?, dtype("the caches", p.cache)?.bytes());
-    Ok((grid, (extent(m, wide, p.ldq)?, x), cache, (extent(m, wide, p.ldo)?, x)))
+    dtype("the caches", p.cache)?;
+    let rows = [(extent(m, wide, p.ldq)?, x), (extent(m, wide, p.ldo)?, x)];
+    Ok((grid, rows, p.layout.extents(sizes(p, sequences))?))
 }
 
 /// A state with uninitialised queries.
@@ -389,6 +415,30 @@ fn state() -> SoftmaxState {
     }
 }
 
+/// The keys and values of a head of a sequence, in the operands of a launch.
+///
+/// # Safety
+/// - The operands have what the plan requires, and the sequence and the head are of the launch.
+#[inline(always)]
+unsafe fn cache<T>(
+    p: &AttentionParams,
+    (t, [keys, values]): (&CpuArgs<'_>, [usize; 2]),
+    sequence: usize,
+    head: usize,
+) -> Cache<T> {
+    let (layout, dim) = (&p.layout, p.head_dim);
+    let values = layout.values_in(keys, values);
+    // SAFETY: the caller vouches for the operands.
+    unsafe {
+        Cache {
+            keys: ptr::<T>(t, keys).add(layout.at(layout.keys, sequence, head, dim)),
+            values: ptr::<T>(t, values).add(layout.at(layout.values, sequence, head, dim)),
+            dim: dim as usize,
+            pitch: layout.pitch(dim),
+        }
+    }
+}
+
 impl Kernel for Attention {
     const NAME: &'static str = "attention";
     const OPERANDS: &'static [Operand] = &[
@@ -397,12 +447,14 @@ impl Kernel for Attention {
         read("value cache"),
         read("position"),
         write("output"),
+        read("limits"),
     ];
     type Params = AttentionParams;
 
     fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
-        let (grid, q, cache, out) = shape(p)?;
-        Launch::new(grid, &[q, cache, cache, (1, 4), out])
+        let (grid, [q, out], [keys, values, limits]) = shape(p, 1)?;
+        let launch = Launch::new(grid, &[q, keys, values, (1, 4), out, limits])?;
+        Ok(p.layout.exact(launch, 1, 5))
     }
 
     #[inline(always)]
@@ -419,17 +471,15 @@ impl Kernel for Attention {
         // queries.
         unsafe {
             let queries = state.queries.as_mut_ptr().cast::<f32>();
+            let room = p.layout.room(sizes(p, 1), 0, (t, 5));
             for r in 0..rows {
-                lens[r] =
-                    position(ptr(t, 3), first + r, p.positions as usize).map_or(0, |at| at + 1);
+                lens[r] = position(ptr(t, 3), first + r, room).map_or(0, |at| at + 1);
                 let q =
                     (elem, ptr::<u8>(t, 0).cast_const(), (first + r) * p.ldq as usize + head * dim);
                 row::widen(s, q, queries.add(r * cut.heads * dim), cut.heads * dim, p.scale);
             }
             with_elem!(accepted(p.cache), T => {
-                let at = kv * p.positions as usize * dim;
-                let (keys, values) = (ptr::<T>(t, 1).add(at).cast_const(), ptr::<T>(t, 2).add(at).cast_const());
-                let cache = Cache { keys, values, dim };
+                let cache = cache::<T>(p, (t, [1, 2]), 0, kv);
                 s.run(Attend { state: &mut state, cache, heads: cut.heads, lens: &lens[..rows] });
             });
             let sums = state.sums.as_ptr().cast::<f32>();
@@ -453,12 +503,13 @@ impl Kernel for DecodeAttention {
         read("position"),
         write("output"),
         update("scratch"),
+        read("limits"),
     ];
     type Params = AttentionParams;
 
     fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
-        let (_, q, cache, out) = shape(p)?;
-        let (m, group) = (p.m as usize, p.heads / p.kv_heads);
+        let (m, group) = (p.m as usize, p.heads / p.kv_heads.max(1));
+        let (_, [q, out], [keys, values, limits]) = shape(p, m)?;
         if group > QUERIES as u32 {
             return Err(
                 format!("groups of {group} heads: it takes groups of {QUERIES} at most").into()
@@ -467,10 +518,9 @@ impl Kernel for DecodeAttention {
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let kv = (times(p.kv_heads as usize * p.head_dim as usize, m)?, q.1);
         let table = (rotary * p.positions as usize, 4);
-        let caches = (times(cache.0, m)?, cache.1);
         let scratch = (times(p.row_scratch(), m)?, 4);
-        let operands = [q, kv, kv, table, caches, caches, (m, 4), out, scratch];
-        Launch::new([p.kv_heads as usize, m, 1], &operands)
+        let operands = [q, kv, kv, table, keys, values, (m, 4), out, scratch, limits];
+        Ok(p.layout.exact(Launch::new([p.kv_heads as usize, m, 1], &operands)?, 4, 9))
     }
 
     #[inline(always)]
@@ -489,23 +539,28 @@ impl Kernel for DecodeAttention {
         unsafe {
             let out = ptr::<u8>(t, 7).add(out_at * elem.bytes());
             let word = ptr::<i32>(t, 6).add(row).cast_const();
-            let Some(at) = position(word, 0, p.positions as usize) else {
+            let room = p.layout.room(sizes(p, p.m as usize), row, (t, 9));
+            let Some(at) = position(word, 0, room) else {
                 return row::poison(elem, out, group * dim);
             };
             let angles = ptr::<f32>(t, 3).add(at * rotary).cast_const();
             let queries = state.queries.as_mut_ptr().cast::<f32>();
-            let base = new_at * p.positions as usize;
             row::widen(s, (elem, ptr(t, 0), query_at), queries, group * dim, p.scale);
-            let slot = base + at * dim;
-            let stored_at = |operand| (stored, ptr(t, operand), slot);
-            rotate_to(s, (elem, ptr(t, 1), new_at), stored_at(4), dim, angles, rotary);
-            rotate_to(s, (elem, ptr(t, 2), new_at), stored_at(5), dim, angles, 0);
+            let layout = &p.layout;
+            let place = |operand, part| {
+                let first = layout.at(part, row, kv, p.head_dim);
+                (stored, ptr(t, operand), first + at * layout.pitch(p.head_dim))
+            };
+            let (keys, values) =
+                (place(4, layout.keys), place(layout.values_in(4, 5), layout.values));
+            rotate_to(s, (elem, ptr(t, 1), new_at), keys, dim, angles, rotary);
+            rotate_to(s, (elem, ptr(t, 2), new_at), values, dim, angles, 0);
             for query in 0..group {
                 rotate(s, queries.add(query * dim), angles, rotary / 2);
             }
             with_elem!(stored, T => {
-                let (keys, values) = (ptr::<T>(t, 4).add(base).cast_const(), ptr::<T>(t, 5).add(base).cast_const());
-                s.run(Attend { state: &mut state, cache: Cache { keys, values, dim }, heads: group, lens: &[at + 1] });
+                let cache = cache::<T>(p, (t, [4, 5]), row, kv);
+                s.run(Attend { state: &mut state, cache, heads: group, lens: &[at + 1] });
             });
             row::narrow(s, state.sums.as_ptr().cast::<f32>(), (elem, out, 0), group * dim);
         }

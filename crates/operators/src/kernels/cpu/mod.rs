@@ -6,6 +6,7 @@
 //! | `isa`, `simd` | levels of instructions; vectors |
 //! | `elem`, `row`, `math`, `dot` | element types; loops over a row; `exp`; the inner product |
 //! | `amx` | products of bf16 on the tiles of AMX |
+//! | `cache` | the place of keys and values in the memory of a cache |
 //! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise`, `sampling` | the kernels |
 //!
 //! Floating point is IEEE with denormals. The order of a sum depends on the number of lanes of a
@@ -20,6 +21,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
+pub mod cache;
 pub mod dot;
 mod dots;
 pub mod elem;

@@ -5,16 +5,17 @@
 //! cosines, then as many sines ([`table`] makes one). The position of the first row is read from
 //! device memory, so that a recorded step can be replayed for every token.
 //!
-//! A cache holds `[kv_head][position][head_dim]`. A row whose position lies outside the table or
-//! the cache writes nothing to the cache; its results are NaN.
+//! A [layout](super::cache) says where a cache has its keys and values. A row whose position lies
+//! outside the table or the cache writes nothing to the cache; its results are NaN.
 
 use leasehold_hal::kernel::CpuArgs;
 
+use super::cache::{CacheLayout, Sizes};
 use super::elem::{DType, load_at, store_at};
 use super::row;
 use super::simd::{Simd, Task};
 use super::tile::{
-    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update,
+    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update,
 };
 
 /// The maximum width of a head.
@@ -44,12 +45,15 @@ params! {
         pub x: u32,
         /// Element type of the caches.
         pub cache: u32,
+        /// The places in the caches; nothing in [`Rope`].
+        pub layout: CacheLayout,
     }
 }
 
 /// Rotates the heads of `x` in place.
 pub struct Rope;
-/// Copies rows of `kv_heads · head_dim` elements to a cache, at their positions.
+/// Copies rows of `kv_heads · head_dim` elements to a cache, at their positions: to the places that
+/// the layout has for keys. The cache has all of its memory.
 pub struct CacheAppend;
 /// Rotates queries in place, and appends rotated keys, and values, to their caches.
 pub struct RopeAppend;
@@ -221,17 +225,29 @@ unsafe fn rotate_row<S: Simd>(
     }
 }
 
-/// Appends row `from` to the cache at position `at`; rotates the row if angles are given.
+/// The sizes of the caches, of the one sequence of a launch.
+#[inline(always)]
+fn sizes(p: &RopeParams) -> Sizes {
+    Sizes {
+        sequences: 1,
+        kv_heads: p.kv_heads,
+        positions: p.positions,
+        head_dim: p.head_dim,
+        bytes: accepted(p.cache).bytes(),
+    }
+}
+
+/// Appends row `from` to a part of a cache at position `at`; rotates the row if angles are given.
 ///
 /// # Safety
-/// - `from` is a row of `kv_heads` heads; the cache has `positions` positions of each; `at` is one
-///   of them.
+/// - `from` is a row of `kv_heads` heads; the cache has that part; `at` is one of its positions, and
+///   has memory.
 #[inline(always)]
 unsafe fn append<S: Simd>(
     s: S,
     p: &RopeParams,
     from: *const u8,
-    cache: *mut u8,
+    (cache, part): (*mut u8, u32),
     at: usize,
     angles: Option<*const f32>,
 ) {
@@ -239,7 +255,8 @@ unsafe fn append<S: Simd>(
     // SAFETY: the caller vouches for the row and the cache.
     unsafe {
         for head in 0..p.kv_heads as usize {
-            let to = (stored, cache, (head * p.positions as usize + at) * dim);
+            let first = p.layout.at(part, 0, head, p.head_dim);
+            let to = (stored, cache, first + at * p.layout.pitch(p.head_dim));
             let (angles, rotary) =
                 angles.map_or((std::ptr::null(), 0), |angles| (angles, p.rotary as usize));
             rotate_to(s, (elem, from, head * dim), to, dim, angles, rotary);
@@ -282,18 +299,17 @@ impl Kernel for CacheAppend {
     type Params = RopeParams;
 
     fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
-        let (m, positions) = (
-            positive("the number of rows", p.m)?,
-            positive("the number of positions", p.positions)?,
-        );
+        let m = positive("the number of rows", p.m)?;
+        positive("the number of positions", p.positions)?;
         let wide = head_shape(p.kv_heads, p.head_dim)?;
+        dtype("the cache", p.cache)?;
+        if p.layout.limits != 0 {
+            return Err("it appends to caches that have all of their memory".into());
+        }
+        let [cache, ..] = p.layout.extents(sizes(p))?;
         Launch::new(
             [m.div_ceil(rows_per_tile(width(p))), 1, 1],
-            &[
-                (extent(m, wide, p.ld[0])?, dtype("the rows", p.x)?.bytes()),
-                (times(wide, positions)?, dtype("the cache", p.cache)?.bytes()),
-                (1, 4),
-            ],
+            &[(extent(m, wide, p.ld[0])?, dtype("the rows", p.x)?.bytes()), cache, (1, 4)],
         )
     }
 
@@ -305,7 +321,7 @@ impl Kernel for CacheAppend {
             unsafe {
                 if let Some(at) = position(ptr(t, 2), m, p.positions as usize) {
                     let from = ptr::<u8>(t, 0).add(m * p.ld[0] as usize * accepted(p.x).bytes());
-                    append(s, p, from, ptr(t, 1), at, None);
+                    append(s, p, from, (ptr(t, 1), p.layout.keys), at, None);
                 }
             }
         }
@@ -322,6 +338,7 @@ impl Kernel for RopeAppend {
         update("key cache"),
         update("value cache"),
         read("position"),
+        read("limits"),
     ];
     type Params = RopeParams;
 
@@ -333,29 +350,34 @@ impl Kernel for RopeAppend {
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let (q, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
         let x = dtype("the rows", p.x)?.bytes();
-        let cache = (times(kv, positions)?, dtype("the caches", p.cache)?.bytes());
-        Launch::new(
+        dtype("the caches", p.cache)?;
+        let [keys, values, limits] = p.layout.extents(sizes(p))?;
+        let launch = Launch::new(
             [m.div_ceil(rows_per_tile(width(p))), 1, 1],
             &[
                 (extent(m, q, p.ld[0])?, x),
                 (extent(m, kv, p.ld[1])?, x),
                 (extent(m, kv, p.ld[2])?, x),
                 (positions * rotary, 4),
-                cache,
-                cache,
+                keys,
+                values,
                 (1, 4),
+                limits,
             ],
-        )
+        )?;
+        Ok(p.layout.exact(launch, 4, 7))
     }
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
-        let bytes = accepted(p.x).bytes();
+        let (bytes, layout) = (accepted(p.x).bytes(), &p.layout);
+        // SAFETY: `plan` requires a limit for each part.
+        let room = unsafe { layout.room(sizes(p), 0, (t, 7)) };
         for m in rows_of(p, t) {
             // SAFETY: the caller keeps the conditions of `Kernel::tile`; the position is within
             // table and cache.
             unsafe {
-                let at = position(ptr(t, 6), m, p.positions as usize);
+                let at = position(ptr(t, 6), m, room);
                 rotate_row(s, p, t, m, at, ptr(t, 3));
                 let Some(at) = at else { continue };
                 let angles = ptr::<f32>(t, 3).add(at * p.rotary as usize).cast_const();
@@ -363,7 +385,7 @@ impl Kernel for RopeAppend {
                     s,
                     p,
                     ptr::<u8>(t, 1).add(m * p.ld[1] as usize * bytes),
-                    ptr(t, 4),
+                    (ptr(t, 4), layout.keys),
                     at,
                     Some(angles),
                 );
@@ -371,7 +393,7 @@ impl Kernel for RopeAppend {
                     s,
                     p,
                     ptr::<u8>(t, 2).add(m * p.ld[2] as usize * bytes),
-                    ptr(t, 5),
+                    (ptr(t, layout.values_in(4, 5)), layout.values),
                     at,
                     None,
                 );

@@ -99,13 +99,20 @@ pub struct Launch {
     /// A bit for each operand that may be the same memory as the last one: then an element is read
     /// and written at one place.
     pub in_place: u16,
+    /// A bit for each operand that must have these bytes and no more.
+    pub exact: u16,
 }
 
 impl Launch {
     /// A launch of `grid` tiles, with the elements and bytes of each operand.
     pub(crate) fn new(grid: [usize; 3], operands: &[Extent]) -> Result<Self, Refusal> {
-        let mut launch =
-            Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS], in_place: 0 };
+        let mut launch = Self {
+            grid: [0; 3],
+            bytes: [0; MAX_OPERANDS],
+            align: [1; MAX_OPERANDS],
+            in_place: 0,
+            exact: 0,
+        };
         for (to, from) in launch.grid.iter_mut().zip(grid) {
             *to = u32::try_from(from).map_err(|_| Refusal::from("more than 2^32 tiles"))?;
         }
@@ -116,6 +123,12 @@ impl Launch {
             launch.align[i] = bytes as u8;
         }
         Ok(launch)
+    }
+
+    /// Asks for no more bytes of operand `i` than the launch needs, if `so`.
+    pub(crate) fn exactly(mut self, i: usize, so: bool) -> Self {
+        self.exact |= u16::from(so) << i;
+        self
     }
 
     /// Allows operand `i` to be the last one, if `alike` says that both have the same layout.
@@ -236,6 +249,13 @@ impl KernelSpec {
         }
     }
 
+    /// The operand that may be memory that grows in parts, and the one with the parts' limits.
+    #[must_use]
+    pub fn limited(&self) -> Option<(u32, u32)> {
+        let at = |name| self.operands.iter().position(|o| o.name == name);
+        at("key cache").zip(at("limits")).map(|(cache, limits)| (cache as u32, limits as u32))
+    }
+
     /// The requirements of a launch with these parameters.
     ///
     /// # Errors
@@ -284,7 +304,8 @@ impl KernelSpec {
         let last = self.operands.len() - 1;
         for (i, operand) in self.operands.iter().enumerate() {
             let aligned = launch.bytes[i] == 0 || bound.is_aligned(i, launch.align[i].into());
-            if bound.len(i) < launch.bytes[i] || !aligned {
+            let too_long = launch.exact >> i & 1 == 1 && bound.len(i) > launch.bytes[i];
+            if bound.len(i) < launch.bytes[i] || !aligned || too_long {
                 return Err(self.wrong_operand(
                     operand,
                     launch.bytes[i],

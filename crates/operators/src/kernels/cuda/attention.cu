@@ -1,4 +1,4 @@
-// Causal grouped-query attention over a key-value cache [kv_head][position][head_dim].
+// Causal grouped-query attention over a key-value cache. A layout says where it has its keys and values.
 //
 // A block of the general kernel computes some rows of one head. It iterates over the positions in tiles
 // with two threads for each position. For each tile it computes the scores, the running maximum and sum of the
@@ -43,11 +43,11 @@ struct Place {
 
 // Attends with `Q` queries (rows of MAX_DIM, scaled, in shared memory); query `q` sees the positions
 // from `begin` to `len[q]`. Calls `out(q, d, sum, top, total)` for each column: the weighted sum, and
-// the maximum of the scores and the sum of the weights, relative to which it is. All threads of the
-// block take part. The caller's writes to shared memory are visible afterwards.
+// the maximum of the scores and the sum of the weights, relative to which it is. Positions are `pitch`
+// elements apart. All threads of the block take part. The caller's writes to shared memory are visible afterwards.
 template <class T, int Q, class Out>
-INLINE void attend(const float* queries, const void* keys, const void* values, u32 dim, u32 begin, const u32 (&len)[Q],
-                   Place& place, Out out) {
+INLINE void attend(const float* queries, const void* keys, const void* values, u32 dim, u32 pitch, u32 begin,
+                   const u32 (&len)[Q], Place& place, Out out) {
     static_assert(Q <= ROWS, "the queries have their places");
     float *weights = place.weights, *scratch = place.scratch, *parts = place.parts;
     const u32 t = threadIdx.x, lane = t % WARP, warp = t / WARP, half = t % 2;
@@ -72,7 +72,7 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
 #pragma unroll
         for (int q = 0; q < Q; ++q) score[q] = 0.0f;
         if (at < longest) {
-            const u64 row = (u64)at * dim;
+            const u64 row = (u64)at * pitch;
             if (wide) {
                 // Several reads are under way at a time: the reads of shared memory, whose order is
                 // fixed, would keep the compiler from starting them early.
@@ -134,7 +134,7 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
 #pragma unroll (Q == 1 ? 4 : 2)
             for (u32 j = group; j < count; j += groups) {
                 float value[STEP];
-                load<T>(values, (u64)(base + j) * dim + column, value);
+                load<T>(values, (u64)(base + j) * pitch + column, value);
 #pragma unroll
                 for (int q = 0; q < Q; ++q) {
                     if (base + j >= len[q]) continue;
@@ -146,7 +146,7 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
         } else if (group < groups) {
             for (u32 j = group; j < count; j += groups) {
                 float value[1];
-                load<T>(values, (u64)(base + j) * dim + column, value);
+                load<T>(values, (u64)(base + j) * pitch + column, value);
 #pragma unroll
                 for (int q = 0; q < Q; ++q) {
                     if (base + j < len[q]) sum[q][0] = fmaf(weights[q * TILE + j], value[0], sum[q][0]);
@@ -196,23 +196,24 @@ template <class T> INLINE const void* head_of(const void* cache, u64 at) { retur
 // Rows `first` to `first + Q` of head `head`.
 template <class T, int Q>
 INLINE void attend_rows(const AttentionParams& p, const void* queries, const void* keys, const void* values,
-                        const void* position, void* output, float* scaled, Place& place) {
-    const u32 dim = p.head_dim, head = blockIdx.y, first = blockIdx.x * Q;
+                        const void* position, void* output, const void* limits, float* scaled, Place& place) {
+    const u32 dim = p.head_dim, head = blockIdx.y, first = blockIdx.x * Q, room = room_of(p, limits, 0);
     u32 len[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         const u32 m = first + q;
-        const u32 at = m < p.m ? position_of(position, m, p.positions) : p.positions;
-        len[q] = at == p.positions ? 0 : at + 1;
+        const u32 at = m < p.m ? position_of(position, m, room) : room;
+        len[q] = at == room ? 0 : at + 1;
         if (threadIdx.x < dim) {
             const u64 from = (u64)m * p.ldq + (u64)head * dim + threadIdx.x;
             scaled[q * MAX_DIM + threadIdx.x] = m < p.m ? load_one(p.x, queries, from) * p.scale : 0.0f;
         }
     }
-    const u64 cache = (u64)(head / (p.heads / p.kv_heads)) * p.positions * dim;
-    const void* k = head_of<T>(keys, cache);
-    const void* v = head_of<T>(values, cache);
-    attend<T, Q>(scaled, k, v, dim, 0, len, place, [&](int q, u32 d, float sum, float, float total) {
+    const CacheLayout& l = p.layout;
+    const u32 kv = head / (p.heads / p.kv_heads);
+    const void* k = head_of<T>(keys, head_at(l, l.keys, 0, kv, dim));
+    const void* v = head_of<T>(values_in(l, keys, values), head_at(l, l.values, 0, kv, dim));
+    attend<T, Q>(scaled, k, v, dim, l.position * dim, 0, len, place, [&](int q, u32 d, float sum, float, float total) {
         const u32 m = first + q;
         if (m < p.m) store_one(p.x, output, (u64)m * p.ldo + (u64)head * dim + d, sum * (1.0f / total));
     });
@@ -226,13 +227,13 @@ template <class F> INLINE void with_type(u32 dtype, F f) {
 }
 
 KERNEL(256) attention(const void* queries, const void* keys, const void* values, const void* position, void* output,
-                      AttentionParams p) {
+                      const void* limits, AttentionParams p) {
     begin();
     __shared__ __align__(16) float scaled[ROWS * MAX_DIM];
     __shared__ Place place;
     with_type(p.cache, [&](auto type) {
         using T = decltype(type);
-        attend_rows<T, ROWS>(p, queries, keys, values, position, output, scaled, place);
+        attend_rows<T, ROWS>(p, queries, keys, values, position, output, limits, scaled, place);
     });
 }
 
@@ -407,7 +408,7 @@ template <class T, int Q>
 INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, const typename T::raw* keys,
                         const typename T::raw* values, void* output, DecodePlace& place) {
     typedef typename T::raw raw;
-    const u32 dim = p.head_dim, t = threadIdx.x, warp = t / WARP, lane = t % WARP;
+    const u32 dim = p.head_dim, pitch = p.layout.position * dim, t = threadIdx.x, warp = t / WARP, lane = t % WARP;
     // The lanes of a row, and the rows of a warp at a time.
     const u32 lanes = lanes_of(dim), sides = WARP / lanes, side = lane / lanes;
     const u32 column = lane % lanes * STEP;
@@ -439,8 +440,8 @@ INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, co
             key[i] = value[i] = Words<T>();
             if (!seen[i] || !held) continue;
             const bool fresh = position == at;
-            key[i] = words_of<T>(fresh ? (const raw*)place.key : keys + (u64)position * dim, column, dim, wide);
-            value[i] = words_of<T>(fresh ? (const raw*)place.value : values + (u64)position * dim, column, dim, wide);
+            key[i] = words_of<T>(fresh ? (const raw*)place.key : keys + (u64)position * pitch, column, dim, wide);
+            value[i] = words_of<T>(fresh ? (const raw*)place.value : values + (u64)position * pitch, column, dim, wide);
         }
         float score[DEEP][Q];
 #pragma unroll
@@ -498,12 +499,12 @@ INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, co
     const Split s = place.split;
     const u32 group = p.heads / p.kv_heads, count = smaller((u32)Q, group - share.own);
     const u32 first = blockIdx.y * group + share.own;
-    const u32 all = WARPS * sides, mine = warp * sides + side, pitch = lanes * STEP;
+    const u32 all = WARPS * sides, mine = warp * sides + side, width = lanes * STEP;
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
 #pragma unroll
         for (int e = 0; e < STEP; e += 4) {
-            *(float4*)(place.sums + (q * all + mine) * pitch + column + e) =
+            *(float4*)(place.sums + (q * all + mine) * width + column + e) =
                 make_float4(sum[q][e], sum[q][e + 1], sum[q][e + 2], sum[q][e + 3]);
         }
         if (lane % lanes == 0) {
@@ -521,7 +522,7 @@ INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, co
         const u32 q = i / dim, d = i % dim;
         float value = 0.0f;
 #pragma unroll 8
-        for (u32 o = 0; o < all; ++o) value = fmaf(place.factors[q * PARTS + o], place.sums[(q * all + o) * pitch + d], value);
+        for (u32 o = 0; o < all; ++o) value = fmaf(place.factors[q * PARTS + o], place.sums[(q * all + o) * width + d], value);
         if (s.active == 1) {
             store_one(p.x, output, (u64)share.row * p.ldo + (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
         } else {
@@ -599,13 +600,20 @@ INLINE void decode(const AttentionParams& p, const Share& share, const void* que
     }
     const u32 begin = blockIdx.x * part, end = smaller(at + 1, begin + part);
     // The row's new key and value, and its caches.
-    const u64 kv_of_row = (u64)share.row * p.kv_heads + kv, fresh = kv_of_row * dim, cache = fresh * p.positions;
-    raw *to_keys = (raw*)key_cache + cache, *to_values = (raw*)value_cache + cache;
-    // The rows of the part are on their way while the queries are rotated.
-    const u32 bytes = (end - begin) * dim * (u32)sizeof(raw);
-    for (u32 i = t * 128; i < bytes; i += THREADS * 128) {
-        prefetch((const u8*)(to_keys + (u64)begin * dim) + i);
-        prefetch((const u8*)(to_values + (u64)begin * dim) + i);
+    const u64 fresh = ((u64)share.row * p.kv_heads + kv) * dim;
+    const CacheLayout& l = p.layout;
+    const u32 pitch = l.position * dim;
+    raw* to_keys = (raw*)key_cache + head_at(l, l.keys, share.row, kv, dim);
+    raw* to_values = (raw*)values_in(l, key_cache, value_cache) + head_at(l, l.values, share.row, kv, dim);
+    // The rows of the part are on their way while the queries are rotated. Rows that follow each other are one.
+    const bool together = pitch == dim;
+    const u32 of_row = (together ? end - begin : 1) * dim * (u32)sizeof(raw), lines = (of_row + 127) / 128;
+    const u32 all_lines = (together ? 1 : end - begin) * lines;
+    for (u32 i = t; i < all_lines; i += THREADS) {
+        const u32 row = together ? 0 : i / lines;
+        const u64 line = (begin + (u64)row) * pitch * sizeof(raw) + (i - row * lines) * 128;
+        prefetch((const u8*)to_keys + line);
+        prefetch((const u8*)to_values + line);
     }
     const float* angles = (const float*)table + (u64)at * p.rotary;
     // The query heads, then the new key and value: a thread for each element. The lanes behind the head's
@@ -627,7 +635,7 @@ INLINE void decode(const AttentionParams& p, const Share& share, const void* que
                                    : load_one(p.x, values, fresh + d);
             const raw kept = T::narrow(x);
             ((raw*)(is_key ? place.key : place.value))[d] = kept;
-            if (share.block == 0) (is_key ? to_keys : to_values)[(u64)at * dim + d] = kept;
+            if (share.block == 0) (is_key ? to_keys : to_values)[(u64)at * pitch + d] = kept;
         }
     }
     __syncthreads();
@@ -636,12 +644,13 @@ INLINE void decode(const AttentionParams& p, const Share& share, const void* que
 }
 
 DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
-                             void* value_cache, const void* position, void* output, void* scratch, AttentionParams p) {
+                             void* value_cache, const void* position, void* output, void* scratch, const void* limits,
+                             AttentionParams p) {
     begin();
     __shared__ DecodePlace place;
     const Share share = share_of(p);
-    const u32 at = position_of((const i32*)position + share.row, 0, p.positions);
-    if (at == p.positions) {
+    const u32 room = room_of(p, limits, share.row), at = position_of((const i32*)position + share.row, 0, room);
+    if (at == room) {
         const u32 group = p.heads / p.kv_heads, own = share.own;
         const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
         if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);

@@ -22,13 +22,14 @@ static constexpr u32 GAP = 8;
 // 32 rows of 128 each.
 static constexpr u32 SHARED = 4 * 64 * (64 + GAP);
 
-// Copies rows `base` to `base + ROWS` of the cache of a head to shared memory; rows from `end` on are
-// zero. `wide`: the cache is aligned to 16 bytes.
-template <u32 DIM, u32 ROWS> INLINE void copy_tile(u16* to, const u16* cache, u32 base, u32 end, bool wide) {
+// Copies rows `base` to `base + ROWS` of the cache of a head, `pitch` elements apart, to shared memory; rows from
+// `end` on are zero. `wide`: the cache is aligned to 16 bytes.
+template <u32 DIM, u32 ROWS>
+INLINE void copy_tile(u16* to, const u16* cache, u32 pitch, u32 base, u32 end, bool wide) {
     for (u32 i = threadIdx.x; i < ROWS * DIM / 8; i += THREADS) {
         const u32 row = i / (DIM / 8), column = i % (DIM / 8) * 8;
         u16* out = to + row * (DIM + GAP) + column;
-        const u16* from = cache + (u64)(base + row) * DIM + column;
+        const u16* from = cache + (u64)(base + row) * pitch + column;
         if (base + row >= end) *(uint4*)out = make_uint4(0, 0, 0, 0);
         else if (wide) start_copy(out, from);
         else for (u32 e = 0; e < 8; ++e) out[e] = from[e];
@@ -38,14 +39,16 @@ template <u32 DIM, u32 ROWS> INLINE void copy_tile(u16* to, const u16* cache, u3
 // One head and QUERIES rows, in tiles of `ROWS` positions.
 template <class T, u32 DIM, u32 ROWS>
 INLINE void attend(const AttentionParams& p, const void* queries, const void* keys, const void* values,
-                   const void* position, void* output, u16* shared) {
+                   const void* position, void* output, const void* limits, u16* shared) {
     static_assert(4 * ROWS * (DIM + GAP) <= SHARED, "the tiles fit");
     constexpr u32 TILE = ROWS * (DIM + GAP);
     u16 *key_tiles = shared, *value_tiles = shared + 2 * TILE;
     const u32 head = blockIdx.y, block_row = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, t = lane % 4;
-    const u64 cache = (u64)(head / (p.heads / p.kv_heads)) * p.positions * DIM;
-    const u16 *k = (const u16*)keys + cache, *v = (const u16*)values + cache;
+    const CacheLayout& l = p.layout;
+    const u32 kv = head / (p.heads / p.kv_heads), pitch = l.position * DIM, room = room_of(p, limits, 0);
+    const u16* k = (const u16*)keys + head_at(l, l.keys, 0, kv, DIM);
+    const u16* v = (const u16*)values_in(l, keys, values) + head_at(l, l.values, 0, kv, DIM);
     const bool wide = (address(k) | address(v)) % 16 == 0;
     // 2^x in place of e^x. The host takes another kernel for a scale that is not positive.
     const float scale = p.scale * 1.44269504088896340736f;
@@ -57,8 +60,8 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
             rows[f][h] = block_row + warp * WARP_QUERIES + f * 16 + h * 8 + lane / 4;
-            const u32 at = rows[f][h] < p.m ? position_of(position, rows[f][h], p.positions) : p.positions;
-            len[f][h] = at == p.positions ? 0 : at + 1;
+            const u32 at = rows[f][h] < p.m ? position_of(position, rows[f][h], room) : room;
+            len[f][h] = at == room ? 0 : at + 1;
         }
     }
     // The positions that the first rows of the block and of this warp see, and the most that a row of
@@ -66,12 +69,12 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
     const i32 first = *(const i32*)position;
     const u32 warp_row = block_row + warp * WARP_QUERIES;
     auto most = [&](u32 row, u32 count) {
-        if (first < 0 || row >= p.m || (u64)first + row >= p.positions) return 0u;
-        return (u32)smaller((u64)first + smaller(row + count, p.m), (u64)p.positions);
+        if (first < 0 || row >= p.m || (u64)first + row >= room) return 0u;
+        return (u32)smaller((u64)first + smaller(row + count, p.m), (u64)room);
     };
     const u32 longest = most(block_row, QUERIES), last = most(warp_row, WARP_QUERIES);
     // Tiles up to here need no mask: every row of the warp sees all of it.
-    const bool full = first >= 0 && (u64)first + warp_row + WARP_QUERIES <= p.positions && warp_row + WARP_QUERIES <= p.m;
+    const bool full = first >= 0 && (u64)first + warp_row + WARP_QUERIES <= room && warp_row + WARP_QUERIES <= p.m;
     const u32 unmasked = full ? (u32)first + warp_row + 1 : 0;
 
     u32 query[FRAGMENTS][DIM / 16][4];
@@ -104,15 +107,15 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
     }
 
     if (longest > 0) {
-        copy_tile<DIM, ROWS>(key_tiles, k, 0, longest, wide);
-        copy_tile<DIM, ROWS>(value_tiles, v, 0, longest, wide);
+        copy_tile<DIM, ROWS>(key_tiles, k, pitch, 0, longest, wide);
+        copy_tile<DIM, ROWS>(value_tiles, v, pitch, 0, longest, wide);
     }
     end_group();
     u32 turn = 0;
     for (u32 base = 0; base < longest; base += ROWS, turn ^= 1) {
         if (longest - base > ROWS) {
-            copy_tile<DIM, ROWS>(key_tiles + (turn ^ 1) * TILE, k, base + ROWS, longest, wide);
-            copy_tile<DIM, ROWS>(value_tiles + (turn ^ 1) * TILE, v, base + ROWS, longest, wide);
+            copy_tile<DIM, ROWS>(key_tiles + (turn ^ 1) * TILE, k, pitch, base + ROWS, longest, wide);
+            copy_tile<DIM, ROWS>(value_tiles + (turn ^ 1) * TILE, v, pitch, base + ROWS, longest, wide);
         }
         end_group();
         wait_for_groups<1>();
@@ -220,19 +223,19 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
 
 template <class T>
 INLINE void attend_heads(const AttentionParams& p, const void* queries, const void* keys, const void* values,
-                         const void* position, void* output, u16* shared) {
+                         const void* position, void* output, const void* limits, u16* shared) {
     switch (p.head_dim) {
-        case 64: return attend<T, 64, 64>(p, queries, keys, values, position, output, shared);
-        case 80: return attend<T, 80, 32>(p, queries, keys, values, position, output, shared);
-        case 96: return attend<T, 96, 32>(p, queries, keys, values, position, output, shared);
-        default: return attend<T, 128, 32>(p, queries, keys, values, position, output, shared);
+        case 64: return attend<T, 64, 64>(p, queries, keys, values, position, output, limits, shared);
+        case 80: return attend<T, 80, 32>(p, queries, keys, values, position, output, limits, shared);
+        case 96: return attend<T, 96, 32>(p, queries, keys, values, position, output, limits, shared);
+        default: return attend<T, 128, 32>(p, queries, keys, values, position, output, limits, shared);
     }
 }
 
 KERNEL(128) attention_tiles(const void* queries, const void* keys, const void* values, const void* position,
-                            void* output, AttentionParams p) {
+                            void* output, const void* limits, AttentionParams p) {
     begin();
     __shared__ __align__(16) u16 shared[SHARED];
-    if (p.x == 1) attend_heads<Bf16>(p, queries, keys, values, position, output, shared);
-    else attend_heads<F16>(p, queries, keys, values, position, output, shared);
+    if (p.x == 1) attend_heads<Bf16>(p, queries, keys, values, position, output, limits, shared);
+    else attend_heads<F16>(p, queries, keys, values, position, output, limits, shared);
 }

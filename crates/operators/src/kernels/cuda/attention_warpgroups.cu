@@ -179,13 +179,15 @@ INLINE void copy_tile(u16* to, const u16* matrix, u64 ld, u32 first, u32 end, bo
 // One head and QUERIES rows.
 template <class T, u32 DIM>
 INLINE void attend(const AttentionParams& p, const void* queries, const void* keys, const void* values,
-                   const void* position, void* output, u16* shared) {
+                   const void* position, void* output, const void* limits, u16* shared) {
     constexpr u32 TILE = ROWS * DIM;
     u16 *query_tile = shared, *key_tiles = query_tile + QUERIES * DIM, *value_tiles = key_tiles + 2 * TILE;
     const u32 head = blockIdx.y, block_row = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     const u32 lane = threadIdx.x % WARP, group = threadIdx.x / GROUP, t = lane % 4;
-    const u64 cache = (u64)(head / (p.heads / p.kv_heads)) * p.positions * DIM;
-    const u16 *k = (const u16*)keys + cache, *v = (const u16*)values + cache;
+    const CacheLayout& l = p.layout;
+    const u32 kv = head / (p.heads / p.kv_heads), pitch = l.position * DIM, room = room_of(p, limits, 0);
+    const u16* k = (const u16*)keys + head_at(l, l.keys, 0, kv, DIM);
+    const u16* v = (const u16*)values_in(l, keys, values) + head_at(l, l.values, 0, kv, DIM);
     const u16* q = (const u16*)queries + (u64)head * DIM;
     const bool wide = (address(k) | address(v)) % 16 == 0;
     // 2^x in place of e^x. The host takes another kernel for a scale that is not positive.
@@ -198,18 +200,18 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
 #pragma unroll
     for (u32 h = 0; h < 2; ++h) {
         rows[h] = group_row + threadIdx.x % GROUP / WARP * 16 + h * 8 + lane / 4;
-        const u32 at = rows[h] < p.m ? position_of(position, rows[h], p.positions) : p.positions;
-        len[h] = at == p.positions ? 0 : at + 1;
+        const u32 at = rows[h] < p.m ? position_of(position, rows[h], room) : room;
+        len[h] = at == room ? 0 : at + 1;
     }
     // The most positions that a row of the block sees: positions grow with the row.
     const i32 first = *(const i32*)position;
     u32 longest = 0;
-    if (first >= 0 && (u64)first + block_row < p.positions) {
-        longest = (u32)smaller((u64)first + smaller(block_row + QUERIES, p.m), (u64)p.positions);
+    if (first >= 0 && (u64)first + block_row < room) {
+        longest = (u32)smaller((u64)first + smaller(block_row + QUERIES, p.m), (u64)room);
     }
     // Tiles up to here need no mask: every row of the warpgroup sees all of it.
     const bool full =
-        first >= 0 && (u64)first + group_row + GROUP_QUERIES <= p.positions && group_row + GROUP_QUERIES <= p.m;
+        first >= 0 && (u64)first + group_row + GROUP_QUERIES <= room && group_row + GROUP_QUERIES <= p.m;
     const u32 unmasked = full ? (u32)first + group_row + 1 : 0;
 
     float sum[DIM / 8][4], score[ROWS / 8][4], top[2] = {-infinity(), -infinity()}, total[2] = {0.0f, 0.0f}, factor[2];
@@ -261,10 +263,10 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
     if (longest > 0) {
         const bool wide_rows = (address(q) | (u64)p.ldq * 2) % 16 == 0;
         copy_tile<DIM, QUERIES>(query_tile, q, p.ldq, block_row, p.m, wide_rows);
-        copy_tile<DIM, ROWS>(key_tiles, k, DIM, 0, longest, wide);
+        copy_tile<DIM, ROWS>(key_tiles, k, pitch, 0, longest, wide);
         end_group();
-        copy_tile<DIM, ROWS>(value_tiles, v, DIM, 0, longest, wide);
-        if (longest > ROWS) copy_tile<DIM, ROWS>(key_tiles + TILE, k, DIM, ROWS, longest, wide);
+        copy_tile<DIM, ROWS>(value_tiles, v, pitch, 0, longest, wide);
+        if (longest > ROWS) copy_tile<DIM, ROWS>(key_tiles + TILE, k, pitch, ROWS, longest, wide);
         end_group();
         wait_for_groups<1>();
         show_writes();
@@ -283,8 +285,8 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
             if (next >= longest) break;
             scores<T, DIM>(score, group_queries, key_tiles + (turn ^ 1) * TILE);
             add_values<T, DIM>(sum, weight, value_tiles + turn * TILE);
-            copy_tile<DIM, ROWS>(value_tiles + (turn ^ 1) * TILE, v, DIM, next, longest, wide);
-            if (longest - next > ROWS) copy_tile<DIM, ROWS>(key_tiles + turn * TILE, k, DIM, next + ROWS, longest, wide);
+            copy_tile<DIM, ROWS>(value_tiles + (turn ^ 1) * TILE, v, pitch, next, longest, wide);
+            if (longest - next > ROWS) copy_tile<DIM, ROWS>(key_tiles + turn * TILE, k, pitch, next + ROWS, longest, wide);
             end_group();
             wait_for_products<1>();
             pin(score);
@@ -318,14 +320,14 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
 
 // The bytes of shared memory of a block come from the host: more than a source may declare.
 KERNEL(256) attention_warpgroups(const void* queries, const void* keys, const void* values, const void* position,
-                                 void* output, AttentionParams p) {
+                                 void* output, const void* limits, AttentionParams p) {
     begin();
     extern __shared__ __align__(1024) u16 shared[];
     if (p.x == 1) {
-        if (p.head_dim == 64) attend<Bf16, 64>(p, queries, keys, values, position, output, shared);
-        else attend<Bf16, 128>(p, queries, keys, values, position, output, shared);
+        if (p.head_dim == 64) attend<Bf16, 64>(p, queries, keys, values, position, output, limits, shared);
+        else attend<Bf16, 128>(p, queries, keys, values, position, output, limits, shared);
     } else {
-        if (p.head_dim == 64) attend<F16, 64>(p, queries, keys, values, position, output, shared);
-        else attend<F16, 128>(p, queries, keys, values, position, output, shared);
+        if (p.head_dim == 64) attend<F16, 64>(p, queries, keys, values, position, output, limits, shared);
+        else attend<F16, 128>(p, queries, keys, values, position, output, limits, shared);
     }
 }

@@ -39,6 +39,17 @@ struct NormParams {
     u32 weight;
 };
 
+struct CacheLayout {
+    u32 position;
+    u32 head;
+    u32 part;
+    u32 offset;
+    u32 keys;
+    u32 values;
+    u32 next;
+    u32 limits;
+};
+
 struct RopeParams {
     u32 m;
     u32 heads;
@@ -49,6 +60,7 @@ struct RopeParams {
     u32 ld[3];
     u32 x;
     u32 cache;
+    CacheLayout layout;
 };
 
 struct AttentionParams {
@@ -63,6 +75,7 @@ struct AttentionParams {
     u32 x;
     u32 cache;
     u32 rotary;
+    CacheLayout layout;
 };
 
 struct EmbeddingParams {
@@ -427,6 +440,27 @@ INLINE u32 position_of(const void* word, u32 row, u32 limit) {
     if (first < 0) return limit;
     u64 at = (u64)first + row;
     return at < limit ? (u32)at : limit;
+}
+
+// ---- Caches
+
+// The first element of a head, at position 0, where the first sequence's part is `first`.
+INLINE u64 head_at(const CacheLayout& l, u32 first, u32 sequence, u32 head, u32 dim) {
+    return (((u64)first + (u64)sequence * l.next) * l.part + l.offset + (u64)head * l.head) * dim;
+}
+
+// The operand with the values: the key cache, where both are in one memory.
+template <class P> INLINE P values_in(const CacheLayout& l, P keys, P values) { return l.limits == 0 ? values : keys; }
+
+// The positions of a sequence that have memory.
+template <class P> INLINE u32 room_of(const P& p, const void* limits, u32 sequence) {
+    const CacheLayout& l = p.layout;
+    if (l.limits == 0) return p.positions;
+    const u64* words = (const u64*)limits + (u64)sequence * l.next;
+    const u64 heads = smaller(words[l.keys], words[l.values]) / (p.head_dim * size_of(p.cache));
+    const u64 first = (u64)l.offset + (u64)(p.kv_heads - 1) * l.head + 1;
+    if (heads < first) return 0;
+    return (u32)smaller((heads - first) / larger(l.position, 1u) + 1, (u64)p.positions);
 }
 
 // ---- Matrix products

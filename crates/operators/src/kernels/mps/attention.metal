@@ -1,4 +1,5 @@
-// Causal grouped-query attention over a key-value cache [kv_head][position][head_dim].
+// Causal grouped-query attention over a key-value cache. A layout says where it has its keys and
+// values.
 //
 // A threadgroup computes one head and some rows of queries, which share the keys and values that it
 // reads. The threadgroup iterates over the positions in tiles with one position for each thread.
@@ -30,6 +31,8 @@ struct Head {
     device const u8* values;
     u32 dtype;
     u32 dim;
+    // Elements from one position to the next.
+    u32 pitch;
 };
 
 // The destination: row `q` of `rows` begins at element `from + q * ld`.
@@ -50,7 +53,7 @@ struct Room {
 // Adds the products of a key with `Q` queries (rows of MAX_DIM, scaled).
 template <int Q>
 inline void add_scores(Head head, u32 position, threadgroup const float* queries, thread float (&score)[Q]) {
-    const u64 row = u64(position) * head.dim;
+    const u64 row = u64(position) * head.pitch;
     const bool wide = head.dim % 4 == 0 && by_four(head.dtype, head.keys, 0);
     for (u32 d = 0; d < head.dim; d += 4) {
         const float4 key = load4(head.dtype, head.keys, row + d, head.dim - d, wide);
@@ -114,7 +117,7 @@ inline void attend(Head head, threadgroup const float* queries, thread const u32
         for (u32 j = group; group < groups && j < count; j += groups) {
             const float value = base + j == fresh.at
                                     ? fresh.value[column]
-                                    : load(head.dtype, head.values, u64(base + j) * dim + column);
+                                    : load(head.dtype, head.values, u64(base + j) * head.pitch + column);
 #pragma unroll
             for (int q = 0; q < Q; ++q) {
                 if (base + j < len[q]) sum[q] = fma(room.weights[q * THREADS + j], value, sum[q]);
@@ -137,38 +140,42 @@ inline void attend(Head head, threadgroup const float* queries, thread const u32
     }
 }
 
-// The caches of a key-value head that begins at element `from`.
-inline Head head_at(constant AttentionParams& p, device const u8* keys, device const u8* values, u64 from) {
-    const u64 bytes = from * size_of(p.cache);
-    const Head head = {keys + bytes, values + bytes, p.cache, p.head_dim};
+// The caches of a key-value head of a sequence. Keys and values are in one memory where it has
+// limits.
+inline Head head_of(constant AttentionParams& p, device const u8* keys, device const u8* values, u32 sequence, u32 kv) {
+    constant CacheLayout& l = p.layout;
+    const u64 size = size_of(p.cache), key = head_at(l, l.keys, sequence, kv, p.head_dim) * size;
+    const u64 value = head_at(l, l.values, sequence, kv, p.head_dim) * size;
+    device const u8* with_values = l.limits == 0 ? values : keys;
+    const Head head = {keys + key, with_values + value, p.cache, p.head_dim, l.position * p.head_dim};
     return head;
 }
 
 // Rows `first` to `first + Q` of a head.
 template <int Q>
 inline void attend_rows(constant AttentionParams& p, device const u8* queries, device const u8* keys,
-                        device const u8* values, device const u8* position, device u8* y, u32 first, u32 head,
-                        threadgroup float* scaled, Room room, Place at) {
-    const u32 dim = p.head_dim, t = at.index;
+                        device const u8* values, device const u8* position, device u8* y, device const u8* limits,
+                        u32 first, u32 head, threadgroup float* scaled, Room room, Place at) {
+    const u32 dim = p.head_dim, t = at.index, positions = room_of(p, limits, 0);
     u32 len[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         const u32 m = first + q;
-        const u32 own = m < p.m ? position_of(position, m, p.positions) : p.positions;
-        len[q] = own == p.positions ? 0 : own + 1;
+        const u32 own = m < p.m ? position_of(position, m, positions) : positions;
+        len[q] = own == positions ? 0 : own + 1;
         const u64 from = u64(m) * p.ldq + u64(head) * dim + t;
         scaled[q * MAX_DIM + t] = m < p.m && t < dim ? load(p.x, queries, from) * p.scale : 0.0f;
     }
-    const u64 cache = u64(head / (p.heads / p.kv_heads)) * p.positions * dim;
     const Fresh none = {nullptr, nullptr, NOWHERE};
     const Rows to = {y, u64(first) * p.ldo + u64(head) * dim, p.ldo, p.m - first, p.x};
-    attend<Q>(head_at(p, keys, values, cache), scaled, len, none, room, to, at);
+    attend<Q>(head_of(p, keys, values, 0, head / (p.heads / p.kv_heads)), scaled, len, none, room, to, at);
 }
 
 [[max_total_threads_per_threadgroup(256)]]
 kernel void attention(device const u8* queries [[buffer(0)]], device const u8* keys [[buffer(1)]],
                       device const u8* values [[buffer(2)]], device const u8* position [[buffer(3)]],
-                      device u8* y [[buffer(4)]], constant AttentionParams& p [[buffer(5)]],
+                      device u8* y [[buffer(4)]], device const u8* limits [[buffer(5)]],
+                      constant AttentionParams& p [[buffer(6)]],
                       uint3 group [[threadgroup_position_in_grid]], uint3 threads [[threads_per_threadgroup]],
                       uint index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                       uint simd [[simdgroup_index_in_threadgroup]]) {
@@ -178,8 +185,8 @@ kernel void attention(device const u8* queries [[buffer(0)]], device const u8* k
     const Place at = {index, threads.x, lane, simd};
     const Room room = {weights, scratch};
     threadgroup float* floats = (threadgroup float*)scaled;
-    if (p.m == 1) attend_rows<1>(p, queries, keys, values, position, y, group.x, group.y, floats, room, at);
-    else attend_rows<ROWS>(p, queries, keys, values, position, y, group.x * ROWS, group.y, floats, room, at);
+    if (p.m == 1) attend_rows<1>(p, queries, keys, values, position, y, limits, group.x, group.y, floats, room, at);
+    else attend_rows<ROWS>(p, queries, keys, values, position, y, limits, group.x * ROWS, group.y, floats, room, at);
 }
 
 // Element `i` of a head after the rotation of the first `rotary`, times `scale`; each thread
@@ -210,7 +217,8 @@ kernel void decode_attention(device const u8* queries [[buffer(0)]], device cons
                              device const u8* values [[buffer(2)]], device const u8* table [[buffer(3)]],
                              device u8* key_cache [[buffer(4)]], device u8* value_cache [[buffer(5)]],
                              device const u8* position [[buffer(6)]], device u8* y [[buffer(7)]],
-                             device u8* [[buffer(8)]], constant AttentionParams& p [[buffer(9)]],
+                             device u8* [[buffer(8)]], device const u8* limits [[buffer(9)]],
+                             constant AttentionParams& p [[buffer(10)]],
                              uint3 place [[threadgroup_position_in_grid]],
                              uint3 threads [[threads_per_threadgroup]], uint t [[thread_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
@@ -224,20 +232,25 @@ kernel void decode_attention(device const u8* queries [[buffer(0)]], device cons
     const u32 dim = p.head_dim, row = place.y, head = place.x, group = p.heads / p.kv_heads;
     const u64 query_at = u64(row) * p.ldq + u64(head) * dim, to_at = u64(row) * p.ldo + u64(head) * dim;
     // The row's new key and value, and its caches.
-    const u64 new_at = (u64(row) * p.kv_heads + head / group) * dim, cache = new_at * p.positions;
-    const u32 own = position_of(position + 4 * u64(row), 0, p.positions);
-    if (own == p.positions) return poison(p.x, y, to_at, dim, at);
-    const u64 slot = cache + u64(own) * dim;
+    const u32 kv = head / group, positions = room_of(p, limits, row);
+    const u64 new_at = (u64(row) * p.kv_heads + kv) * dim;
+    const u32 own = position_of(position + 4 * u64(row), 0, positions);
+    if (own == positions) return poison(p.x, y, to_at, dim, at);
+    constant CacheLayout& l = p.layout;
+    const u64 slot = u64(own) * l.position * dim + t;
+    const u64 key_slot = head_at(l, l.keys, row, kv, dim) + slot;
+    const u64 value_slot = head_at(l, l.values, row, kv, dim) + slot;
+    device u8* with_values = l.limits == 0 ? value_cache : key_cache;
     device const float* angles = (device const float*)table + u64(own) * p.rotary;
     threadgroup float* floats = (threadgroup float*)query;
     floats[t] = t < dim ? rotated(p.x, queries, query_at, angles, p.rotary, t, p.scale) : 0.0f;
     if (t < dim) {
         const bool put = head % group == 0;
-        key[t] = kept(p.cache, key_cache, slot + t, rotated(p.x, keys, new_at, angles, p.rotary, t, 1.0f), put);
-        value[t] = kept(p.cache, value_cache, slot + t, load(p.x, values, new_at + t), put);
+        key[t] = kept(p.cache, key_cache, key_slot, rotated(p.x, keys, new_at, angles, p.rotary, t, 1.0f), put);
+        value[t] = kept(p.cache, with_values, value_slot, load(p.x, values, new_at + t), put);
     }
     const u32 len[1] = {own + 1};
     const Fresh fresh = {key, value, own};
     const Rows to = {y, to_at, p.ldo, 1, p.x};
-    attend<1>(head_at(p, key_cache, value_cache, cache), floats, len, fresh, room, to, at);
+    attend<1>(head_of(p, key_cache, value_cache, row, kv), floats, len, fresh, room, to, at);
 }

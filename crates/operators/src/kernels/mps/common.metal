@@ -43,6 +43,17 @@ struct NormParams {
     u32 weight;
 };
 
+struct CacheLayout {
+    u32 position;
+    u32 head;
+    u32 part;
+    u32 offset;
+    u32 keys;
+    u32 values;
+    u32 next;
+    u32 limits;
+};
+
 struct RopeParams {
     u32 m;
     u32 heads;
@@ -53,6 +64,7 @@ struct RopeParams {
     u32 ld[3];
     u32 x;
     u32 cache;
+    CacheLayout layout;
 };
 
 struct AttentionParams {
@@ -67,6 +79,7 @@ struct AttentionParams {
     u32 x;
     u32 cache;
     u32 rotary;
+    CacheLayout layout;
 };
 
 struct EmbeddingParams {
@@ -310,4 +323,22 @@ inline u32 position_of(device const u8* word, u32 row, u32 limit) {
     if (first < 0) return limit;
     const u64 at = u64(first) + row;
     return at < limit ? u32(at) : limit;
+}
+
+// ---- Caches
+
+// The first element of a head, at position 0, where the first sequence's part is `first`.
+inline u64 head_at(constant CacheLayout& l, u32 first, u32 sequence, u32 head, u32 dim) {
+    return ((u64(first) + u64(sequence) * l.next) * l.part + l.offset + u64(head) * l.head) * dim;
+}
+
+// The positions of a sequence that have memory.
+template <class P> inline u32 room_of(constant P& p, device const u8* limits, u32 sequence) {
+    constant CacheLayout& l = p.layout;
+    if (l.limits == 0) return p.positions;
+    device const u64* words = (device const u64*)limits + u64(sequence) * l.next;
+    const u64 heads = min(words[l.keys], words[l.values]) / (p.head_dim * size_of(p.cache));
+    const u64 first = u64(l.offset) + u64(p.kv_heads - 1) * l.head + 1;
+    if (heads < first) return 0;
+    return u32(min((heads - first) / max(l.position, 1u) + 1, u64(p.positions)));
 }
