@@ -3,8 +3,11 @@
 //!
 //! ```sh
 //! target/nvrtc/bin/python bench/stamps.py stamped FOLDER
-//! cargo run --release -p leasehold-llama --features leasehold/cuda --example stamps -- CONFIG FOLDER
+//! cargo run --release -p leasehold-llama --features leasehold/cuda --example stamps -- \
+//!     CONFIG FOLDER
 //! ```
+//! It needs a device of compute capability 9.0, for which the images are.
+//!
 //! `CONFIG` is the config.json of a model, which gets random weights in bf16. The program launches
 //! a graph of one sequence's step many times, without a wait in between. It prints the time of a
 //! step, and a hash of the last logits, which kernels with equal results have in common.
