@@ -1,8 +1,8 @@
 #!/bin/sh
 # Plants mistakes in the crates, one at a time, and has `leasehold stress` look for them: each must
-# be found within 50 seeds, and without one nothing may be found. Those of growing memory are for
-# `leasehold conformance`. The feature `planted-defects` is
-# built here alone, and LEASEHOLD_DEFECT names the mistake.
+# be found within 50 seeds, and without one nothing may be found. Those of growing memory and of the
+# graph budget are for `leasehold conformance`. The feature `planted-defects` is built here alone,
+# and LEASEHOLD_DEFECT names the mistake.
 #
 #   ci/planted.sh                            all
 #   ci/planted.sh PassedEarly MissingWait    these
@@ -44,6 +44,9 @@ if [ -z "$wanted" ]; then
         # shellcheck disable=SC2086
         "$leasehold" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
     done
+    "$leasehold" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
+    "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
+    "$leasehold" conformance --device sim:0 --filter 224-229 >/dev/null || failed=1
 fi
 case " $wanted " in
     "  " | *" collective "*)
@@ -74,25 +77,34 @@ plant RecordingLeaked cpu:0 --through c
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
 plant WrittenReadEarly cuda:0 --sim
+plant PieceUnordered sim:0
+plant SourceReadEarly cuda:0 --sim
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
 # it. The tests of leasehold-cuda-sim do.
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \
     EventRecycledEarly MissingEdge WordBeforeWork; do
     plant "$defect" cuda:0 --sim
 done
-# Growing memory: the cases of conformance find these.
-for defect in UnmappedEarly CountedTwice LimitMissed; do
+# The cases of conformance find these: of growing memory, and of the graph budget.
+conform() { # DEFECT CASES
     case " $wanted " in
-        "  " | *" $defect "*)
-            if LEASEHOLD_DEFECT=$defect timeout 120 "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null 2>&1; then
-                echo "$defect: not found by conformance on sim:0" >&2
-                failed=1
+        "  " | *" $1 "*)
+            if LEASEHOLD_DEFECT=$1 timeout 120 "$leasehold" conformance --device sim:0 --filter "$2" 2>&1 | grep -q FAILED; then
+                echo "$1: conformance on sim:0"
             else
-                echo "$defect: conformance on sim:0"
+                echo "$1: not found by conformance on sim:0" >&2
+                failed=1
             fi
             ;;
     esac
+}
+for defect in UnmappedEarly CountedTwice LimitMissed; do
+    conform "$defect" 212-216
 done
+for defect in TakenInFlight ExecutableTwice; do
+    conform "$defect" 224-229
+done
+plant ExecutableTwice sim:0
 # What finds them: a rank that waits for the call that was left out; the comparison of the ranks'
 # calls for the order, the root and the line; values for the count, which is wrong on all ranks
 # alike; a read that must fail for the poison.

@@ -17,6 +17,8 @@ pages! {
     out_of_memory "how-to/out-of-memory.md"
     suspend_weights "how-to/suspend-weights.md"
     growing_memory "how-to/growing-memory.md"
+    graph_budget "how-to/graph-budget.md"
+    many_copies "how-to/many-copies.md"
     share_memory "how-to/share-memory.md"
     find_memory_errors "how-to/find-memory-errors.md"
     operators_and_models "how-to/operators-and-models.md"

@@ -203,6 +203,12 @@ unsafe fn run(timeline: &Timeline, start: Instant, value: u64, op: &Op<'_>) -> R
         Op::Copy(c) if c.width == 0 => {}
         Op::Upload(u) if u.bytes == 0 => {}
         Op::Download(d) if d.bytes == 0 => {}
+        Op::Copies(copies) => {
+            for c in copies.pieces().iter().filter(|c| c.bytes != 0) {
+                // SAFETY: both sides are valid, and do not overlap: the type says so.
+                unsafe { at(c.src).copy_to_nonoverlapping(at(c.dst), c.bytes as usize) }
+            }
+        }
         Op::Copy(c) => {
             for row in 0..c.rows {
                 let (from, to) = (at(c.src + row * c.src_pitch), at(c.dst + row * c.dst_pitch));

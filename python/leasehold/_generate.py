@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Union, overload
+from typing import TYPE_CHECKING, Any, Union, overload
 
 from leasehold._native import Device, Model
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class _Options(TypedDict, total=False):
+        tokens: int
+        device: Device | str | None
+        dtype: str | None
+        temperature: float | None
+        top_k: int | None
+        top_p: float | None
+        min_p: float | None
+        seed: int
+        defaults: bool
+        stop_at_eos: bool
+        stop: str | Sequence[str]
+        batch: int | None
+
 
 _Model = Union[Model, str, "os.PathLike[str]"]
 
@@ -29,39 +47,11 @@ def _pieces(
 # A text is a sequence of texts too, but is taken as one.
 @overload
 def generate(  # type: ignore[overload-overlap]
-    model: _Model,
-    prompts: str,
-    *,
-    tokens: int = 64,
-    device: Device | str | None = None,
-    dtype: str | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int = 0,
-    defaults: bool = False,
-    stop_at_eos: bool = True,
-    stop: str | Sequence[str] = (),
-    batch: int | None = None,
+    model: _Model, prompts: str, **options: Unpack[_Options]
 ) -> str: ...
 @overload
 def generate(
-    model: _Model,
-    prompts: Sequence[str],
-    *,
-    tokens: int = 64,
-    device: Device | str | None = None,
-    dtype: str | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int = 0,
-    defaults: bool = False,
-    stop_at_eos: bool = True,
-    stop: str | Sequence[str] = (),
-    batch: int | None = None,
+    model: _Model, prompts: Sequence[str], **options: Unpack[_Options]
 ) -> list[str]: ...
 def generate(
     model: _Model,
@@ -130,12 +120,12 @@ def generate(
 
 
 @overload
-def stream_text(
-    model: _Model, prompts: str, **options: Any
+def stream_text(  # type: ignore[overload-overlap]
+    model: _Model, prompts: str, **options: Unpack[_Options]
 ) -> Iterator[str]: ...
 @overload
 def stream_text(
-    model: _Model, prompts: Sequence[str], **options: Any
+    model: _Model, prompts: Sequence[str], **options: Unpack[_Options]
 ) -> Iterator[tuple[int, str]]: ...
 def stream_text(
     model: _Model, prompts: str | Sequence[str], **options: Any

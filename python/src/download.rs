@@ -3,6 +3,7 @@
 use crate::arguments;
 use crate::device::State;
 use crate::errors::raise;
+use crate::fork::Own;
 use crate::memory::{Block, Giving};
 use crate::stream::{awaited, on_complete, within};
 use leasehold::{Access, PinnedArray, Result, Stream, View};
@@ -10,15 +11,16 @@ use leasehold_core::Timepoint;
 use leasehold_core::sync::{Arc, Mutex};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::time::Duration;
 
 /// A copy of a buffer's bytes to the host that was begun: `await` gives the bytes, any number of
 /// times.
 #[pyclass(frozen, weakref, name = "Download", module = "leasehold")]
 pub(crate) struct Download {
     device: Arc<State>,
-    stream: Stream,
+    stream: Own<Stream>,
     point: Timepoint,
-    bytes: Mutex<PinnedArray<u8>>,
+    bytes: Own<Mutex<PinnedArray<u8>>>,
 }
 
 impl Download {
@@ -34,8 +36,8 @@ impl Download {
             let bytes = device.runtime.alloc_pinned_array::<u8>(range.1 as usize)?;
             let copy = || stream.copy(bytes.view(), blocks[0].operand(range, Access::Read)?.view());
             Block::ordered(&blocks, device, stream, copy)?;
-            let (device, stream, point) = (device.clone(), stream.clone(), stream.now());
-            Ok(Self { device, stream, point, bytes: Mutex::new(bytes) })
+            let (point, stream) = (stream.now(), Own::new(stream.clone()));
+            Ok(Self { device: device.clone(), stream, point, bytes: Own::new(Mutex::new(bytes)) })
         };
         let giving = Giving::begin(py, &blocks);
         let begun = py.detach(begin);
@@ -43,21 +45,9 @@ impl Download {
         begun.map_err(raise)
     }
 
-    fn over(&self, limit: Option<std::time::Duration>) -> Result<()> {
+    fn over(&self, limit: Duration) -> Result<()> {
         self.device.check_process()?;
-        match limit {
-            Some(limit) => self.device.runtime.wait_for_timeout(self.point, limit),
-            None => self.device.runtime.wait_for(self.point),
-        }
-    }
-}
-
-impl Drop for Download {
-    fn drop(&mut self) {
-        if self.device.is_forked() {
-            // The locks of the parent's pools may be held in a child.
-            std::mem::forget(self.stream.clone());
-        }
+        self.device.runtime.wait_for_timeout(self.point, limit)
     }
 }
 
@@ -88,7 +78,7 @@ impl Download {
 
     /// The bytes of a copy that is over.
     fn _result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        self.over(None).map_err(raise)?;
+        self.over(Duration::ZERO).map_err(raise)?;
         let mut bytes = self.bytes.lock();
         Ok(PyBytes::new(py, bytes.map().map_err(raise)?.as_ref()))
     }

@@ -4,7 +4,8 @@ use crate::arguments;
 use crate::callbacks;
 use crate::device::{Device, State, state};
 use crate::errors::raise;
-use crate::stream::{awaited, within};
+use crate::fork::Own;
+use crate::stream::{awaited, on_complete, within};
 use leasehold::{Event, EventFlags, Lease, Result};
 use leasehold_core::sync::Arc;
 use pyo3::prelude::*;
@@ -20,7 +21,7 @@ use pyo3::prelude::*;
 #[pyclass(frozen, weakref, name = "Event", module = "leasehold")]
 pub(crate) struct EventObject {
     pub(crate) device: Arc<State>,
-    pub(crate) event: Lease<Event>,
+    pub(crate) event: Own<Lease<Event>>,
 }
 
 impl EventObject {
@@ -28,21 +29,12 @@ impl EventObject {
         device.use_streams()?;
         let flags = if timing { EventFlags::TIMING } else { EventFlags::DISABLE_TIMING };
         let event = device.runtime.create_event_with(flags)?;
-        Ok(Self { device: device.clone(), event })
+        Ok(Self { device: device.clone(), event: Own::new(event) })
     }
 
     fn check(&self) -> Result<&Lease<Event>> {
         self.device.check_process()?;
         Ok(&self.event)
-    }
-}
-
-impl Drop for EventObject {
-    fn drop(&mut self) {
-        if self.device.is_forked() {
-            // The locks of the parent's pools may be held in a child.
-            std::mem::forget(self.event.clone());
-        }
     }
 }
 
@@ -79,10 +71,7 @@ impl EventObject {
     #[pyo3(signature = (timeout=None))]
     fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let timeout = arguments::timeout(timeout)?;
-        within(py, timeout, |limit| match limit {
-            Some(limit) => self.check()?.synchronize_timeout(limit),
-            None => self.check()?.synchronize(),
-        })
+        within(py, timeout, |limit| self.check()?.synchronize_timeout(limit))
     }
 
     /// The device's time from the last record of `start` to that of this event, in seconds. Waits
@@ -102,16 +91,13 @@ impl EventObject {
 
     /// Calls a function with `None` once the last record is over, or with the failure.
     fn _on_complete(&self, py: Python<'_>, function: Py<PyAny>) -> PyResult<()> {
-        callbacks::note(py);
         let begun = py.detach(|| {
             let stream = self.device.runtime.create_stream()?;
             stream.wait_event(self.check()?)?;
             Ok(stream)
         });
         match begun {
-            Ok(stream) => {
-                py.detach(|| stream.on_complete(move |result| callbacks::tell(&function, result)));
-            }
+            Ok(stream) => on_complete(py, &stream, function),
             // The record has failed already.
             Err(error) => callbacks::tell(&function, Err(error)),
         }

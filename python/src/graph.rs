@@ -3,6 +3,7 @@
 use crate::buffer::Base;
 use crate::device::{Device, State};
 use crate::errors::{Class, invalid, raise};
+use crate::fork::Own;
 use crate::kernel::{directions, items};
 use crate::memory::Block;
 use crate::stream::{Recorded, argument, node};
@@ -30,7 +31,7 @@ use pyo3::types::{PyDict, PyList};
 #[pyclass(frozen, weakref, name = "Graph", module = "leasehold")]
 pub(crate) struct GraphObject {
     device: Arc<State>,
-    graph: Graph,
+    graph: Own<Graph>,
     recorded: Mutex<Recorded>,
 }
 
@@ -38,16 +39,7 @@ impl GraphObject {
     pub(crate) fn new(device: &Arc<State>, graph: Graph, mut recorded: Recorded) -> Self {
         recorded.blocks.sort_by_key(|block| Arc::as_ptr(block) as usize);
         recorded.blocks.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        Self { device: device.clone(), graph, recorded: Mutex::new(recorded) }
-    }
-}
-
-impl Drop for GraphObject {
-    fn drop(&mut self) {
-        if self.device.is_forked() {
-            // The locks of the parent's pools may be held in a child.
-            std::mem::forget(self.graph.clone());
-        }
+        Self { device: device.clone(), graph: Own::new(graph), recorded: Mutex::new(recorded) }
     }
 }
 

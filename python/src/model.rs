@@ -6,6 +6,7 @@
 use crate::arguments;
 use crate::device::{Device, State, state};
 use crate::errors::{Class, invalid, raise};
+use crate::fork::Own;
 use leasehold::{Error, Result};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_llama::{
@@ -77,7 +78,7 @@ impl Loaded {
 /// Raises `UnavailableError` for a missing file, `UnsupportedError` for an architecture or weights
 /// that are unknown here, `InvalidArgumentError` for damaged files. Each names the file.
 #[pyclass(frozen, weakref, name = "Model", module = "leasehold")]
-pub(crate) struct ModelObject(Arc<Loaded>);
+pub(crate) struct ModelObject(Own<Arc<Loaded>>);
 
 /// A sequence that is decoded.
 struct Live {
@@ -85,25 +86,6 @@ struct Live {
     text: TextStream,
     stops: StopStrings,
     left: usize,
-}
-
-impl Drop for ModelObject {
-    fn drop(&mut self) {
-        if self.0.device.is_forked() {
-            // The locks of the parent's pools may be held in a child.
-            std::mem::forget(self.0.clone());
-        }
-    }
-}
-
-impl Drop for Pieces {
-    fn drop(&mut self) {
-        let run = self.0.get_mut().take();
-        if run.as_ref().is_some_and(|run| run.loaded.device.is_forked()) {
-            // As for the model.
-            std::mem::forget(run);
-        }
-    }
 }
 
 /// The arguments of a generation.
@@ -168,7 +150,7 @@ impl Run {
 
 /// The pieces of the texts that continue prompts, as they come.
 #[pyclass(frozen, name = "_Pieces", module = "leasehold")]
-pub(crate) struct Pieces(Mutex<Option<Run>>);
+pub(crate) struct Pieces(Mutex<Option<Own<Run>>>);
 
 #[pymethods]
 impl Pieces {
@@ -179,7 +161,7 @@ impl Pieces {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(usize, String)>> {
         let next = || {
             let mut run = self.0.lock();
-            let next = run.as_mut().map_or(Ok(None), Run::next);
+            let next = run.as_mut().map_or(Ok(None), |run| run.next());
             if !matches!(next, Ok(Some(_))) {
                 // It is over, or has failed: the memory goes.
                 *run = None;
@@ -232,7 +214,7 @@ impl ModelObject {
             None => State::host(py).map_err(raise)?,
         };
         let loaded = py.detach(|| Loaded::read(&device, Path::new(&path), activations));
-        Ok(Self(Arc::new(loaded.map_err(raise)?)))
+        Ok(Self(Own::new(Arc::new(loaded.map_err(raise)?))))
     }
 
     /// The device.
@@ -292,7 +274,7 @@ impl ModelObject {
         let defaults = option::<bool>(&options, "defaults", "True or False")?.unwrap_or(false);
         let at_eos = option::<bool>(&options, "stop_at_eos", "True or False")?.unwrap_or(true);
         let stop = option::<Vec<String>>(&options, "stop", "a list of texts")?.unwrap_or_default();
-        let loaded = self.0.clone();
+        let loaded = Arc::clone(&self.0);
         let begin = || {
             loaded.device.check_process()?;
             let base = if defaults { loaded.defaults()? } else { Sampling::default() };
@@ -328,7 +310,8 @@ impl ModelObject {
             let batch = Batch::new(&loaded.model, slots, positions, mode)?;
             let ends = if at_eos { loaded.end_tokens().to_vec() } else { Vec::new() };
             let (live, pieces) = (BTreeMap::new(), VecDeque::new());
-            Ok(Some(Run { loaded, batch, waiting, live, pieces, tokens, sampling, ends, stop }))
+            let run = Run { loaded, batch, waiting, live, pieces, tokens, sampling, ends, stop };
+            Ok(Some(Own::new(run)))
         };
         py.detach(begin).map(|run| Pieces(Mutex::new(run))).map_err(raise)
     }

@@ -11,6 +11,7 @@ use crate::device::{Device, State, state};
 use crate::download::Download;
 use crate::errors::{Class, raise};
 use crate::event::EventObject;
+use crate::fork::Own;
 use crate::graph::GraphObject;
 use crate::kernel::{self, KernelObject, Signature};
 use crate::memory::{self, Block, Giving};
@@ -25,18 +26,18 @@ use std::time::{Duration, Instant};
 /// The longest wait between two looks at the interpreter's signals.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Waits without the interpreter's lock, for a limited time if there is a limit. Ctrl-C ends the
-/// wait.
+/// Waits without the interpreter's lock, for a limited time if there is a limit: by calls of `wait`
+/// with a limit each, between which Ctrl-C ends the wait.
 pub(crate) fn within(
     py: Python<'_>,
     limit: Option<Duration>,
-    wait: impl Fn(Option<Duration>) -> Result<()> + Sync,
+    wait: impl Fn(Duration) -> Result<()> + Sync,
 ) -> PyResult<()> {
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     loop {
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let is_last = left.is_some_and(|left| left <= LOOK);
-        match py.detach(|| wait(Some(left.unwrap_or(LOOK).min(LOOK)))) {
+        match py.detach(|| wait(left.unwrap_or(LOOK).min(LOOK))) {
             Err(Error::Timeout(_)) if !is_last => py.check_signals()?,
             Err(Error::Timeout(_)) => {
                 let limit = limit.unwrap_or_default();
@@ -112,8 +113,8 @@ enum Recording {
 pub(crate) struct StreamObject {
     device: Arc<State>,
     /// The device's runtime, with this stream as its own.
-    runtime: Runtime,
-    recording: Option<Mutex<Recording>>,
+    runtime: Own<Runtime>,
+    recording: Option<Own<Mutex<Recording>>>,
 }
 
 /// The stream that an argument is.
@@ -130,15 +131,17 @@ impl StreamObject {
         if let Some(name) = name {
             stream.set_name(name);
         }
-        Ok(Self { device: device.clone(), runtime: stream.runtime(), recording: None })
+        let runtime = Own::new(stream.runtime());
+        Ok(Self { device: device.clone(), runtime, recording: None })
     }
 
     /// A stream of a new recording.
     pub(crate) fn begin(device: &Arc<State>) -> Result<Self> {
         device.use_streams()?;
         let begun = GraphRecording::begin(&device.runtime)?;
-        let runtime = begun.runtime().clone();
-        let recording = Some(Mutex::new(Recording::Open(begun, Recorded::default())));
+        let runtime = Own::new(begun.runtime().clone());
+        let recording = Mutex::new(Recording::Open(begun, Recorded::default()));
+        let recording = Some(Own::new(recording));
         Ok(Self { device: device.clone(), runtime, recording })
     }
 
@@ -213,18 +216,6 @@ impl StreamObject {
             Class::ArgumentType.error(format!("{what} of a stream is a Buffer, not {kind}"))
         };
         of.cast::<Base>().map_err(refuse)?.get().range()
-    }
-}
-
-impl Drop for StreamObject {
-    fn drop(&mut self) {
-        if self.device.is_forked() {
-            // The locks of the parent's pools may be held in a child.
-            std::mem::forget(self.runtime.clone());
-            if let Some(recording) = &self.recording {
-                std::mem::forget(std::mem::replace(&mut *recording.lock(), Recording::Gone));
-            }
-        }
     }
 }
 
@@ -461,10 +452,7 @@ impl StreamObject {
     #[pyo3(signature = (timeout=None))]
     fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let timeout = arguments::timeout(timeout)?;
-        within(py, timeout, |limit| match limit {
-            Some(limit) => self.stream()?.synchronize_timeout(limit),
-            None => self.stream()?.synchronize(),
-        })
+        within(py, timeout, |limit| self.stream()?.synchronize_timeout(limit))
     }
 
     /// Makes sure that all work so far is on its way to the device.

@@ -357,6 +357,12 @@ impl Allocator {
         watch.findings()
     }
 
+    /// Notes the bytes that executables of graphs take now, for the reports. They are their
+    /// manager's, and no memory of this allocator.
+    pub fn note_executables(&self, bytes: u64) {
+        self.inner().counters.in_executables.store(bytes, Ordering::Relaxed);
+    }
+
     /// The state in numbers. Takes the lock for a moment.
     pub fn stats(&self) -> AllocStats {
         self.inner().stats()

@@ -230,6 +230,8 @@ pub struct AllocStats {
     pub findings: u64,
     /// Bytes that graph arenas hold.
     pub in_graphs: u64,
+    /// Bytes that executables of graphs take beside `reserved`, as their manager said.
+    pub in_executables: u64,
     /// Blocks that were taken, ever (count).
     pub allocations: u64,
     /// Those that a thread cache served (count).

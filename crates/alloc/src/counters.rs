@@ -11,6 +11,7 @@ pub(crate) struct Counters {
     pub(crate) inserted_waits: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) in_graphs: AtomicU64,
+    pub(crate) in_executables: AtomicU64,
     /// Written under the lock only.
     pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,

@@ -392,12 +392,7 @@ impl Inner {
             if result.is_ok() {
                 return Ok(true);
             }
-            self.destroy_loose();
-            match result {
-                Err(e @ Error::DeviceLost { .. }) => return Err(e),
-                Err(e) => trail.note(format_args!("the driver: {e}")),
-                Ok(()) => {}
-            }
+            self.end_attempt(result, trail)?;
             if piece == 1 {
                 return Ok(false);
             }

@@ -134,16 +134,27 @@ impl Inner {
                 return core.store.block_for(extent, need);
             }
             drop(core);
-            self.destroy_loose();
-            match result {
-                Err(e @ Error::DeviceLost { .. }) => return Err(e),
-                Err(e) => trail.note(format_args!("the driver: {e}")),
-                Ok(()) => {}
-            }
+            self.end_attempt(result, trail)?;
             if piece == 1 {
                 return Ok(None);
             }
             piece = 1;
+        }
+    }
+
+    /// Ends an attempt that gave nothing: what the driver refused is noted.
+    ///
+    /// # Errors
+    /// `DeviceLost`.
+    pub(crate) fn end_attempt(&self, result: Result<()>, trail: &mut Trail) -> Result<()> {
+        self.destroy_loose();
+        match result {
+            Err(e @ Error::DeviceLost { .. }) => Err(e),
+            Err(e) => {
+                trail.note(format_args!("the driver: {e}"));
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 

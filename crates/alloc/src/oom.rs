@@ -143,6 +143,13 @@ impl Inner {
                 format_args!("the budget allows no more: raise it, or free something"),
             );
         }
+        let executables = self.counters.in_executables.load(Ordering::Relaxed);
+        if executables > 0 {
+            host::note(
+                notes,
+                format_args!("executables of graphs take {executables} bytes beside this memory"),
+            );
+        }
         if report.free_ready >= layout.size {
             host::note(
                 notes,

@@ -57,6 +57,7 @@ impl Inner {
             held_back: watched.0,
             findings: watched.1,
             in_graphs: c.in_graphs.load(Ordering::Relaxed),
+            in_executables: c.in_executables.load(Ordering::Relaxed),
             allocations: core.allocations + hits,
             thread_cache_hits: hits,
             growths: c.growths.load(Ordering::Relaxed),

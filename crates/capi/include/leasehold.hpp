@@ -108,6 +108,14 @@ template <class Function, class Call> void give(Function &&function, Call &&call
     kept.release();
 }
 
+/* What a function says of an object, by a struct that begins with its size. */
+template <class Info> Info described(int (*describe)(std::uint64_t, Info *), std::uint64_t handle) {
+    Info info{};
+    info.size = sizeof info;
+    check(describe(handle, &info));
+    return info;
+}
+
 /* The status of a function of the caller's: a failure for an exception. */
 template <class Call> int guarded(Call &&call) noexcept {
     try {
@@ -133,12 +141,7 @@ class buffer : public detail::handle<leasehold_buffer_retain, leasehold_buffer_r
   public:
     using handle::handle;
 
-    leasehold_buffer_info describe() const {
-        leasehold_buffer_info info{};
-        info.size = sizeof info;
-        check(leasehold_buffer_describe(get(), &info));
-        return info;
-    }
+    leasehold_buffer_info describe() const { return detail::described(leasehold_buffer_describe, get()); }
     std::uint64_t size() const { return describe().bytes; }
     /* The address on the device; that of the host's memory for a pinned buffer, and on a CPU. */
     void *address() const { return reinterpret_cast<void *>(static_cast<std::uintptr_t>(describe().address)); }
@@ -380,9 +383,7 @@ class stream : public detail::handle<leasehold_stream_retain, leasehold_stream_r
     /* The values of a part of a buffer. Blocks until they are there. */
     template <class T> std::vector<T> download(const operand &from) const {
         static_assert(std::is_trivially_copyable_v<T>, "values are copied as bytes");
-        leasehold_buffer_info info{};
-        info.size = sizeof info;
-        check(leasehold_buffer_describe(from.part.buffer, &info));
+        const auto info = detail::described(leasehold_buffer_describe, from.part.buffer);
         const std::uint64_t room = info.bytes < from.part.offset ? 0 : info.bytes - from.part.offset;
         std::vector<T> values(static_cast<std::size_t>((from.part.bytes == LEASEHOLD_WHOLE ? room : from.part.bytes) / sizeof(T)));
         check(leasehold_stream_download_blocking(get(), values.data(), values.size() * sizeof(T), from.part));
@@ -493,12 +494,7 @@ class graph : public detail::handle<leasehold_graph_retain, leasehold_graph_rele
         check(leasehold_graph_launch(get(), on.get(), &p));
         return p;
     }
-    leasehold_graph_info describe() const {
-        leasehold_graph_info info{};
-        info.size = sizeof info;
-        check(leasehold_graph_describe(get(), &info));
-        return info;
-    }
+    leasehold_graph_info describe() const { return detail::described(leasehold_graph_describe, get()); }
     /* The operations of a launch, as JSON. */
     std::string nodes() const {
         char *json = nullptr;
@@ -583,12 +579,7 @@ class runtime {
     void trace_stop(const std::string &path, limit time = {}) const {
         check(leasehold_trace_stop(handle_, path.c_str(), time.nanoseconds()));
     }
-    leasehold_runtime_info describe() const {
-        leasehold_runtime_info info{};
-        info.size = sizeof info;
-        check(leasehold_runtime_describe(handle_, &info));
-        return info;
-    }
+    leasehold_runtime_info describe() const { return detail::described(leasehold_runtime_describe, handle_); }
     leasehold::stream default_stream() const {
         leasehold_stream found = 0;
         check(leasehold_runtime_stream(handle_, &found));
@@ -713,12 +704,7 @@ class comm : public detail::handle<leasehold_comm_retain, leasehold_comm_release
   public:
     using handle::handle;
 
-    leasehold_comm_info describe() const {
-        leasehold_comm_info info{};
-        info.size = sizeof info;
-        check(leasehold_comm_describe(get(), &info));
-        return info;
-    }
+    leasehold_comm_info describe() const { return detail::described(leasehold_comm_describe, get()); }
     /* LEASEHOLD_OK, or the status of what ended the communicator. */
     int failure() const {
         int status = LEASEHOLD_OK;
@@ -761,12 +747,7 @@ class world : public detail::handle<leasehold_world_retain, leasehold_world_rele
         check(leasehold_world_open_threads(count, opened.data()));
         return std::vector<world>(opened.begin(), opened.end());
     }
-    leasehold_world_info describe() const {
-        leasehold_world_info info{};
-        info.size = sizeof info;
-        check(leasehold_world_describe(get(), &info));
-        return info;
-    }
+    leasehold_world_info describe() const { return detail::described(leasehold_world_describe, get()); }
     /* The work of each rank, for people. */
     std::string report(limit time) const {
         char *text = nullptr;

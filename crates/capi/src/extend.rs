@@ -8,7 +8,7 @@ use crate::kinds::{
     OpenRuntime, RUNTIMES, STREAMS,
 };
 use crate::objects::{Kind, Objects};
-pub use crate::status::ffi_guard;
+pub use crate::status::{INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY, TIMEOUT, ffi_guard};
 use leasehold::{
     Buffer, Context, Error, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream,
 };

@@ -47,8 +47,16 @@ pub enum Defect {
     HandoverSkipped,
     /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
+    /// `leasehold`: the executables of a running graph are taken back, and no longer count.
+    TakenInFlight,
+    /// `leasehold`: an executable counts twice.
+    ExecutableTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
+    /// `leasehold`: copies of one call are not ordered with the other uses of their last buffer.
+    PieceUnordered,
+    /// `leasehold`: copies of one call may read a source before its last write is over.
+    SourceReadEarly,
     /// `capi`: a retain does not count.
     RetainLost,
     /// `capi`: the operands of a call count as only read.
@@ -87,7 +95,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 30] = [
+    pub const ALL: [Defect; 34] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -118,6 +126,10 @@ impl Defect {
         Defect::UnmappedEarly,
         Defect::CountedTwice,
         Defect::LimitMissed,
+        Defect::TakenInFlight,
+        Defect::ExecutableTwice,
+        Defect::PieceUnordered,
+        Defect::SourceReadEarly,
     ];
 }
 

@@ -206,13 +206,15 @@ pub enum Budgeted {
     Streams,
     /// Resources of a pool.
     Resources,
+    /// Bytes of the executables of graphs.
+    Executables,
 }
 
 impl Budgeted {
     /// So many of them: bytes from a MiB on in MiB.
     fn count(self, n: u64) -> String {
         match self {
-            Self::Bytes if n >= MIB => Count(n).to_string(),
+            Self::Bytes | Self::Executables if n >= MIB => Count(n).to_string(),
             _ => format!("{n} {self}"),
         }
     }
@@ -224,6 +226,7 @@ impl Budgeted {
                 "drop some (each is free again once its work is over), or let threads share one"
             }
             Self::Resources => "drop some, or make the pool larger",
+            Self::Executables => "raise the graph budget, or record smaller graphs",
         }
     }
 }
@@ -234,6 +237,7 @@ impl fmt::Display for Budgeted {
             Self::Bytes => "bytes",
             Self::Streams => "streams",
             Self::Resources => "resources of the pool",
+            Self::Executables => "bytes of graph executables",
         })
     }
 }

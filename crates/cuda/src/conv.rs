@@ -3,7 +3,7 @@
 //!
 //! This module must not call the driver.
 
-use crate::driver::ops::{CaptureMode, CopyKind, EventFlags, HostFlags};
+use crate::driver::ops::{CaptureMode, CopyKind, EventFlags, HostFlags, SourceOrder};
 use cudarc::driver::sys;
 
 /// `CUevent_flags`.
@@ -36,6 +36,23 @@ pub fn memory_types(kind: CopyKind) -> (sys::CUmemorytype, sys::CUmemorytype) {
         CopyKind::HostToDevice => (HOST, DEVICE),
         CopyKind::DeviceToHost => (DEVICE, HOST),
         CopyKind::DeviceToDevice => (DEVICE, DEVICE),
+    }
+}
+
+/// The attributes of all copies of a batch. Locations are hints for managed memory alone.
+#[must_use]
+pub fn batch_attributes(order: SourceOrder) -> sys::CUmemcpyAttributes {
+    use sys::CUmemcpySrcAccessOrder as Native;
+    let nowhere =
+        sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+    sys::CUmemcpyAttributes {
+        srcAccessOrder: match order {
+            SourceOrder::Stream => Native::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            SourceOrder::Any => Native::CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
+        },
+        srcLocHint: nowhere,
+        dstLocHint: nowhere,
+        flags: 0,
     }
 }
 

@@ -1,8 +1,12 @@
 //! The encoder: translates operations to driver calls.
 //!
 //! One operation is one driver call. Some 2-D copies take one call per row: those between devices
-//! that cannot reach each other, and those with overlapping rows. The encoder allocates nothing. It
-//! builds the arguments of a launch on the stack.
+//! that cannot reach each other, and those with overlapping rows. Several copies of one operation
+//! take one call per [`BATCH`] pieces. They take one per piece if the driver has no such call, or
+//! if a piece goes between devices that cannot reach each other.
+//!
+//! The encoder allocates nothing. It builds the arguments of a launch and the lists of a batch on
+//! the stack.
 //!
 //! # Arguments of a kernel
 //! The arguments are one buffer: the addresses of all bindings in order, 8 bytes each, then the
@@ -16,8 +20,8 @@
 //! This module must not know what holds work back.
 
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, FunctionInfo, Launch, NativeContext, NativeCopy, NativeEvent,
-    NativeFill, NativeFunction, NativeStream,
+    CopyKind, CudaSlowOps, FunctionInfo, Launch, NativeBatch, NativeContext, NativeCopy,
+    NativeEvent, NativeFill, NativeFunction, NativeStream, SourceOrder,
 };
 use crate::engine::core::Core;
 use crate::engine::host::HostAction;
@@ -28,12 +32,15 @@ use leasehold_alloc::Buffer;
 use leasehold_core::{Error, Result, UniqueLease};
 use leasehold_engine::driver::Sink;
 use leasehold_engine::staging::HostAddress;
-use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
+use leasehold_hal::{Copies, Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 
 /// Bytes of the largest argument buffer.
 pub(crate) const ARGUMENTS: usize =
     Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize + size_of::<u32>();
+
+/// Pieces of one driver call. Their three lists take 24 KiB of the stack.
+const BATCH: usize = 1024;
 
 /// A launch's arguments.
 #[repr(align(16))]
@@ -204,6 +211,8 @@ impl<'a, 's> Encoder<'a, 's> {
             Op::Dispatch(d) => unsafe { self.dispatch(d) },
             // SAFETY: the caller vouches for both ranges.
             Op::Copy(c) => unsafe { self.copy(c) },
+            // SAFETY: the caller vouches for the pieces' ranges.
+            Op::Copies(c) => unsafe { self.copies(c) },
             Op::Fill(f) if f.bytes == 0 => Ok(()),
             Op::Fill(f) => {
                 // SAFETY: the caller vouches for the range until the submission is over.
@@ -307,6 +316,52 @@ impl<'a, 's> Encoder<'a, 's> {
                 Ok(())
             }
         }
+    }
+
+    /// Not inlined: the lists take several pages of the stack.
+    ///
+    /// # Safety
+    /// - As [`encode`](Self::encode).
+    #[inline(never)]
+    unsafe fn copies(&mut self, copies: &Copies<'_>) -> Result<()> {
+        let mut together = self.core.properties().copy_batch;
+        // All pieces are checked before the driver is given one.
+        let own = self.core.context.ordinal();
+        let near = |addr, bytes| match self.core.shared.place(addr, bytes) {
+            None | Some(Place::Pinned) => true,
+            Some(Place::Device(device)) => device == own,
+        };
+        for piece in copies.pieces().iter().filter(|piece| piece.bytes != 0) {
+            if !(near(piece.src, piece.bytes) && near(piece.dst, piece.bytes)) {
+                together &= matches!(route(self.core, &piece.alone())?, Route::Direct(_));
+            }
+        }
+        if !together {
+            // SAFETY: the caller vouches for the pieces.
+            return copies.pieces().iter().try_for_each(|c| unsafe { self.copy(&c.alone()) });
+        }
+        let order = match copies.has_settled_sources() {
+            true => SourceOrder::Any,
+            false => SourceOrder::Stream,
+        };
+        let (mut src, mut dst, mut bytes) = ([0; BATCH], [0; BATCH], [0; BATCH]);
+        for part in copies.pieces().chunks(BATCH) {
+            let mut n = 0;
+            for piece in part.iter().filter(|piece| piece.bytes != 0) {
+                (src[n], dst[n], bytes[n]) = (piece.src, piece.dst, piece.bytes as usize);
+                n += 1;
+            }
+            if n == 0 {
+                continue;
+            }
+            let batch = NativeBatch { src: &src[..n], dst: &dst[..n], bytes: &bytes[..n], order };
+            // A call that fails may have taken some of its pieces.
+            self.took(Ok(()))?;
+            // SAFETY: the caller vouches for the pieces, which the type keeps apart. Settled
+            // sources are written by nobody until the copies are over.
+            self.took(unsafe { self.ops.copy_batch(self.stream, &batch) })?;
+        }
+        Ok(())
     }
 
     /// # Safety

@@ -7,7 +7,7 @@
 //!
 //! This module must not know how a segment runs.
 
-use leasehold_core::{Error, Result, Timepoint};
+use leasehold_core::{Result, Timepoint};
 use leasehold_hal::{Copy2d, ForeignCall, HostCall, Op, Plan};
 use std::ops::Range;
 
@@ -35,14 +35,9 @@ impl Steps {
     /// and library calls cannot be nodes of a segment.
     ///
     /// # Errors
-    /// `InvalidArgument` for a plan whose nodes do not come after their predecessors.
+    /// As [`Plan::check`].
     pub fn of(plan: &Plan, apart: impl Fn(&Op<'_>) -> bool) -> Result<(Self, Vec<Range<usize>>)> {
-        let n = plan.len();
-        if n != 0 && plan.pred_at.len() != n + 1
-            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
-        {
-            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
-        }
+        plan.check()?;
         let (mut parts, mut segments) = (Vec::new(), Vec::<Range<usize>>::new());
         let mut open = false;
         for (i, op) in plan.ops.iter().enumerate() {

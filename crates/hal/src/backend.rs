@@ -423,7 +423,9 @@ pub unsafe trait Stream: TimelineSource + Any {
     ///   their buffer. The address of no bytes may be any number, also 0. They stay valid until the
     ///   value completes. So does the memory of a launched graph.
     /// - Grid and block are within the limits.
-    /// - Copies of several rows do not overlap themselves; fills are aligned to their pattern.
+    /// - Copies of several rows do not overlap themselves; fills are aligned to their pattern. The
+    ///   pieces of several copies are apart, also where [`OpList::rebind`](crate::OpList::rebind)
+    ///   moved them.
     /// - Host memory without a [`KeepAlive`](crate::KeepAlive) stays valid until the value
     ///   completes. Meanwhile no code writes an upload's source or accesses a download's
     ///   destination.

@@ -39,6 +39,7 @@
 
 pub mod backend;
 mod check;
+pub mod copies;
 pub mod graph;
 pub mod hazard;
 pub mod id;
@@ -57,6 +58,7 @@ mod wrapper;
 mod tests;
 
 pub use backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};
+pub use copies::{Copies, Copy1d};
 pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};

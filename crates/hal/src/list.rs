@@ -6,6 +6,7 @@
 //!
 //! This module must not know which code runs the list.
 
+use crate::copies::{Copies, Copy1d};
 use crate::graph::GraphExec;
 use crate::kernel::{Binding, Pipeline};
 use crate::op::{
@@ -27,6 +28,10 @@ enum Record {
         params: FlatRange,
     },
     Copy(Copy2d),
+    Copies {
+        pieces: Box<[Copy1d]>,
+        settled: bool,
+    },
     Fill(Fill),
     Upload {
         src: usize,
@@ -164,6 +169,9 @@ impl OpList {
                 params: FlatRange::append(&mut self.params, d.params),
             },
             Op::Copy(c) => Record::Copy(c),
+            Op::Copies(c) => {
+                Record::Copies { pieces: c.pieces().into(), settled: c.has_settled_sources() }
+            }
             Op::Fill(f) => Record::Fill(f),
             Op::Upload(u) => Record::Upload {
                 src: u.src as usize,
@@ -214,6 +222,7 @@ impl OpList {
                 })
             }
             Record::Copy(c) => Op::Copy(*c),
+            Record::Copies { pieces, settled } => Op::Copies(Copies::again(pieces, *settled)),
             Record::Fill(f) => Op::Fill(*f),
             Record::Upload { src, dst, native, bytes, keep } => Op::Upload(Upload {
                 src: *src as *const u8,
@@ -253,6 +262,12 @@ impl OpList {
                 Record::Copy(c) => {
                     swap(&mut c.src, &mut c.src_native);
                     swap(&mut c.dst, &mut c.dst_native);
+                }
+                Record::Copies { pieces, .. } => {
+                    for piece in pieces {
+                        swap(&mut piece.src, &mut piece.src_native);
+                        swap(&mut piece.dst, &mut piece.dst_native);
+                    }
                 }
                 Record::Fill(f) => swap(&mut f.dst, &mut f.native),
                 Record::Upload { dst, native, .. } => swap(dst, native),

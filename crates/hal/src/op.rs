@@ -3,6 +3,7 @@
 //!
 //! This module must not know which code runs them.
 
+use crate::copies::{Copies, Copy1d};
 use crate::graph::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};
 use leasehold_core::panics::{Kept, caught};
@@ -83,6 +84,14 @@ impl Copy2d {
         } else {
             (self.rows - 1).saturating_mul(pitch).saturating_add(self.width)
         }
+    }
+}
+
+impl Copy1d {
+    /// The piece as a copy of its own.
+    #[must_use]
+    pub fn alone(&self) -> Copy2d {
+        Copy2d::linear((self.src, self.src_native), (self.dst, self.dst_native), self.bytes)
     }
 }
 
@@ -288,6 +297,9 @@ pub enum Op<'a> {
     Dispatch(Dispatch<'a>),
     /// A copy within the device, or from or to a peer.
     Copy(Copy2d),
+    /// Several copies, as [`Copy`](Self::Copy) or from or to the device's own pinned memory, in any
+    /// order. Plans have single copies instead: `instantiate` answers `Unsupported`.
+    Copies(Copies<'a>),
     /// A fill.
     Fill(Fill),
     /// A copy from the host.
@@ -323,6 +335,7 @@ impl Op<'_> {
             Op::Wait(_) => "wait",
             Op::Dispatch(_) => "dispatch",
             Op::Copy(_) => "copy",
+            Op::Copies(_) => "copies",
             Op::Fill(_) => "fill",
             Op::Upload(_) => "upload",
             Op::Download(_) => "download",
@@ -353,6 +366,12 @@ impl Op<'_> {
                     c.extent(c.dst_pitch),
                     if c.rows > 1 { Access::ReadWrite } else { Access::Write },
                 );
+            }
+            Op::Copies(copies) => {
+                for piece in copies.pieces() {
+                    f(piece.src, piece.bytes, Access::Read);
+                    f(piece.dst, piece.bytes, Access::Write);
+                }
             }
             Op::Fill(x) => f(x.dst, x.bytes, Access::Write),
             Op::Upload(u) => {

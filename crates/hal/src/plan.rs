@@ -5,6 +5,7 @@
 use crate::hazard::{Tracker, Written};
 use crate::list::OpList;
 use crate::op::Op;
+use leasehold_core::{Error, Result};
 
 /// A list of operations with dependencies, in topological order.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +66,26 @@ impl Plan {
         }
         let early = grants(&ops);
         Self { ops, pred, pred_at, early }
+    }
+
+    /// Checks that a backend can run the plan; for `instantiate`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for nodes that do not come after their predecessors; `Unsupported` for
+    /// several copies in one node, whose place single copies take.
+    pub fn check(&self) -> Result<()> {
+        let n = self.len();
+        if n != 0 && self.pred_at.len() != n + 1
+            || (0..n).any(|i| self.predecessors(i).iter().any(|&p| p as usize >= i))
+        {
+            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
+        }
+        match self.ops.iter().position(|op| matches!(op, Op::Copies(_))) {
+            Some(node) => Err(Error::Unsupported(
+                format!("node {node} has several copies; give each a node of its own").into(),
+            )),
+            None => Ok(()),
+        }
     }
 
     /// The bindings that node `i` may read before the nodes in front of it are over, bit `b` for

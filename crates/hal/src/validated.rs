@@ -406,7 +406,7 @@ fn check_op(open: &Open<Checks>, timeline: Option<&'static Timeline>, op: &Op<'_
         Op::Download(d) if d.bytes > 0 && d.dst.is_null() => {
             return Err(Error::invalid("the host address is null"));
         }
-        Op::Upload(_) | Op::Download(_) => {}
+        Op::Copies(_) | Op::Upload(_) | Op::Download(_) => {}
         Op::WriteTimestamp(timestamp) => {
             can(open.inner.caps().timestamps, "timestamps")?;
             owned(open, &***timestamp, "timestamp")?;
@@ -495,6 +495,12 @@ fn for_each_range(op: &Op<'_>, mut f: impl FnMut(Range)) {
         Op::Copy(c) => {
             f(Range { addr: c.src, len: c.extent(c.src_pitch), native: c.src_native, peer: true });
             f(Range { addr: c.dst, len: c.extent(c.dst_pitch), native: c.dst_native, peer: true });
+        }
+        Op::Copies(copies) => {
+            for c in copies.pieces() {
+                f(Range { addr: c.src, len: c.bytes, native: c.src_native, peer: true });
+                f(Range { addr: c.dst, len: c.bytes, native: c.dst_native, peer: true });
+            }
         }
         Op::Fill(x) => f(Range { addr: x.dst, len: x.bytes, native: x.native, peer: false }),
         Op::Upload(u) => f(Range { addr: u.dst, len: u.bytes, native: u.native, peer: false }),

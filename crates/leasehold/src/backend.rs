@@ -35,9 +35,10 @@ pub use leasehold_core::{
     panics, sync, tags,
 };
 pub use leasehold_hal::{
-    Access, Backend, BackendKind, Binding, Caps, Copy2d, CpuArgs, CpuFn, Description, Device,
-    DeviceId, DeviceInfo, Dispatch, Download, Fill, ForeignCall, Former, GraphExec, HostCall,
-    HostTimeline, KeepAlive, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Limits, MemoryInfo,
-    MemoryKind, NodePatch, NullBackend, Op, OpList, Overlap, Pipeline, Plan, SharedSegment,
-    Sharing, Stream, StreamDesc, TimestampQuery, Traced, Upload, Validated, hazard,
+    Access, Backend, BackendKind, Binding, Caps, Copies, Copy1d, Copy2d, CpuArgs, CpuFn,
+    Description, Device, DeviceId, DeviceInfo, Dispatch, Download, Fill, ForeignCall, Former,
+    GraphExec, HostCall, HostTimeline, KeepAlive, KernelCheck, KernelDesc, KernelSource,
+    LaunchInfo, Limits, MemoryInfo, MemoryKind, NodePatch, NullBackend, Op, OpList, Overlap,
+    Pipeline, Plan, SharedSegment, Sharing, Stream, StreamDesc, TimestampQuery, Traced, Upload,
+    Validated, hazard,
 };

@@ -345,12 +345,8 @@ impl Runtime {
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
         let core = self.stream.live("host memory cannot be allocated while recording; allocate it before, on the runtime that the recording was begun on")?;
         let pool = self.inner.pinned()?;
-        let (layout, on) =
-            (Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() });
-        let buffer = match self.inner.recorder() {
-            Some(recorder) => recorder.allocation(pool, layout, || pool.alloc(layout, on))?,
-            None => pool.alloc(layout, on)?,
-        };
+        let on = On { timeline: core.timeline, source: core.raw_source() };
+        let buffer = self.inner.traced_alloc(pool, Layout::new(bytes), on)?;
         if buffer.host_kind() == HostKind::Pageable
             && !self.inner.warned_pageable.swap(true, Ordering::Relaxed)
         {

@@ -236,12 +236,8 @@ impl Stream {
                 .too_large(layout.size)
                 .map_or_else(|| recording.alloc(layout), Err);
         }
-        let memory = &self.runtime.memory;
         let on = On { timeline: self.live.timeline, source: self.live.raw_source() };
-        let result = match self.runtime.recorder() {
-            Some(recorder) => recorder.allocation(memory, layout, || memory.alloc(layout, on)),
-            None => memory.alloc(layout, on),
-        };
+        let result = self.runtime.traced_alloc(&self.runtime.memory, layout, on);
         // Some devices give more than they have. Where one refuses, the size is the reason.
         result.map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
     }
@@ -336,6 +332,23 @@ impl Stream {
             // SAFETY: by the caller's contract.
             return unsafe { recording.record(op, operands) }.map(|()| None);
         }
+        // SAFETY: by the caller's contract. The submission waits for what the scratch has.
+        unsafe { self.submit_ordered(operands, |core, scratch| core.submit(scratch, op, operands)) }
+            .map(Some)
+    }
+
+    /// Makes one submission by `submit`, with the operands' records locked. The scratch has what
+    /// the submission must wait for. The stream does not record.
+    ///
+    /// # Safety
+    /// - `submit` waits for what the scratch has, and returns its submission's value.
+    /// - The operands cover all device memory that the submission touches.
+    #[inline(always)]
+    pub(crate) unsafe fn submit_ordered(
+        &self,
+        operands: &[Operand<'_>],
+        submit: impl FnOnce(&StreamCore, &mut Scratch) -> Result<u64>,
+    ) -> Result<Timepoint> {
         self.runtime.refuse_symbolic(operands)?;
         let core = &*self.live;
         let mut submit_guard = core.submit_guard()?;
@@ -344,12 +357,11 @@ impl Stream {
         let mut locked = Locked::new(core.timeline, operands);
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
-        // SAFETY: by the caller's contract.
-        let point = core.timeline.at(unsafe { core.submit(scratch, op, operands) }?);
+        let point = core.timeline.at(submit(core, scratch)?);
         // SAFETY: the submission waited for what was gathered, and the submission lock is still
         // held.
         unsafe { locked.mark(point) };
-        Ok(Some(point))
+        Ok(point)
     }
 }
 

@@ -26,7 +26,7 @@ const TAGS: usize = 15;
 const EVENTS: usize = 200;
 
 /// Statistics: name, unit is bytes, meaning. In the page's order.
-const STATS: [(&str, bool, &str); 27] = [
+const STATS: [(&str, bool, &str); 28] = [
     ("live_bytes", true, "live, as asked for"),
     ("live_peak", true, "the most that was live"),
     ("live", false, "live buffers"),
@@ -39,6 +39,7 @@ const STATS: [(&str, bool, &str); 27] = [
     ("free_in_thread_caches", true, "free in thread caches and the depot"),
     ("cached_pieces", true, "physical memory that is mapped nowhere"),
     ("in_graphs", true, "in arenas of graphs"),
+    ("in_executables", true, "in executables of graphs, not counted above"),
     ("imported_bytes", true, "imported, not counted above"),
     ("imported", false, "imported buffers"),
     ("held_back", true, "kept from reuse by debug aids"),

@@ -74,6 +74,7 @@ struct State {
     seed: u64,
     violations: Vec<String>,
     calls: [u64; Call::ALL.len()],
+    before: Option<(Call, Arc<dyn Fn() + Send + Sync>)>,
 }
 
 /// The fake backing. Clones share their state.
@@ -129,6 +130,11 @@ impl FakeBacking {
     /// Makes calls of one kind fail from now on. Several faults may be armed.
     pub fn fail(&self, call: Call, fault: Fault) {
         self.state.lock().faults.push((call, fault, 0));
+    }
+
+    /// Has each call of one kind call a function first, without a lock: it may wait.
+    pub fn before(&self, call: Call, function: impl Fn() + Send + Sync + 'static) {
+        self.state.lock().before = Some((call, Arc::new(function)));
     }
 
     /// No call fails any more.
@@ -217,6 +223,10 @@ impl FakeBacking {
 
     fn enter(&self, call: Call) -> Result<leasehold_core::sync::MutexGuard<'_, State>> {
         self.calls.fetch_add(1, Ordering::Relaxed);
+        let before = self.state.lock().before.clone().filter(|(kind, _)| *kind == call);
+        if let Some((_, function)) = before {
+            function();
+        }
         let mut s = self.state.lock();
         s.calls[call as usize] += 1;
         if s.lost {

@@ -263,7 +263,7 @@ impl GraphOps for SimDriver {
         };
         let told = |e| self.told(API, scope.device, 0, e);
         let last = self.machine.event_create(scope.device, false).map_err(told)?;
-        let exec = self.machine.instantiate(id).map_err(|e| {
+        let exec = self.machine.instantiate(scope.device, id).map_err(|e| {
             // The event was made just now, so this call cannot fail.
             let _ = self.machine.event_destroy(last);
             told(e)

@@ -118,6 +118,9 @@ pub struct SimDriverConfig {
     /// Streams can write and await words.
     /// Default: `true`.
     pub stream_words: bool,
+    /// One call copies several ranges (12.8 and newer).
+    /// Default: `true`.
+    pub copy_batch: bool,
     /// Devices can reach one another's memory.
     /// Default: `true`.
     pub peers: bool,
@@ -138,6 +141,7 @@ impl Default for SimDriverConfig {
             vmm: true,
             memory_pools: true,
             stream_words: true,
+            copy_batch: true,
             peers: true,
             param_info: true,
             reverse: false,
@@ -543,6 +547,7 @@ impl DeviceOps for SimDriver {
             vmm: self.config.vmm,
             memory_pools: self.config.memory_pools,
             stream_words: self.config.stream_words,
+            copy_batch: self.config.copy_batch,
             unified_addressing: true,
             fd_handles: self.config.vmm,
             fabric_handles: false,

@@ -7,8 +7,8 @@ use super::{Scope, SimDriver, call_back, memory, refuse};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
 use leasehold_cuda::driver::ops::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent,
-    NativeFill, NativeStream, Progress, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeContext, NativeCopy,
+    NativeEvent, NativeFill, NativeStream, Progress, SourceOrder, StreamOps,
 };
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{
@@ -451,6 +451,35 @@ impl StreamOps for SimDriver {
                 .map_err(|e| self.told(api, scope.device, 0, e))?;
         }
         Ok(())
+    }
+
+    /// A source that may be read in any order is read during the call, if the host can.
+    unsafe fn copy_batch(&self, stream: NativeStream, batch: &NativeBatch<'_>) -> Result<()> {
+        const API: &str = "cuMemcpyBatchAsync";
+        let scope = self.enter(API)?;
+        if !self.config.copy_batch {
+            return Err(refuse(API, code::NOT_SUPPORTED));
+        }
+        self.lock().forbidden_on_captured(API, stream.0)?;
+        let mut works = Vec::with_capacity(batch.bytes.len());
+        // All pieces are checked before the first one is given.
+        for ((&src, &dst), &bytes) in batch.src.iter().zip(batch.dst).zip(batch.bytes) {
+            if bytes == 0 {
+                return Err(refuse(API, code::INVALID_VALUE));
+            }
+            let copy = NativeCopy::linear(CopyKind::DeviceToDevice, dst, src, bytes as u64);
+            // SAFETY: the caller vouches for both ranges until the copy is over.
+            let mut work = unsafe { self.checked_copy(API, &copy) }?;
+            if let Work::Copy(transfer, _) = &work
+                && batch.order == SourceOrder::Any
+                && self.machine.is_pinned(src, bytes as u64)
+            {
+                // SAFETY: nobody writes the source between the call and the end of the copies.
+                work = unsafe { self.upload(transfer) };
+            }
+            works.push(work);
+        }
+        works.into_iter().try_for_each(|work| self.give(API, scope, stream, work).map(drop))
     }
 
     unsafe fn copy_peer(

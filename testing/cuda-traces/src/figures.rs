@@ -14,8 +14,9 @@ use crate::trace::kernels::{Arguments, PTX};
 use crate::vouched::Vouched;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::ops::{
-    CopyKind, CudaSlowOps, EventFlags, HostFlags, NativeContext, NativeCopy, NativeEvent,
-    NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativeStream,
+    CopyKind, CudaSlowOps, EventFlags, HostFlags, NativeBatch, NativeContext, NativeCopy,
+    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativeStream,
+    SourceOrder,
 };
 use leasehold_hal::Access;
 use std::time::Instant;
@@ -113,6 +114,18 @@ pub struct RawLoop<'a> {
 
 /// Bytes of the two memories: the largest copy.
 pub const LARGEST: u64 = 256 << 20;
+
+/// Pieces of several copies, and the bytes of each.
+pub const PIECES: u64 = 1024;
+/// See [`PIECES`].
+pub const PIECE: u64 = 4096;
+
+/// Where piece `i` of several copies lies: on the dense side, and on the side whose places are
+/// scattered as a cache's blocks are.
+#[must_use]
+pub fn places(i: u64) -> (u64, u64) {
+    (i * PIECE, i * 389 % PIECES * 2 * PIECE)
+}
 
 impl<'a> RawLoop<'a> {
     /// Makes the objects on a device of a started driver. The device's primary context is current
@@ -229,6 +242,53 @@ impl<'a> RawLoop<'a> {
             || self.copy_once(kind, self.pinned, bytes),
             || self.wait(),
         )
+    }
+
+    /// [`PIECES`] copies between pinned and device memory or within it: in one call with this order
+    /// of its sources, or one by one.
+    ///
+    /// # Errors
+    /// A driver error; the driver's code 801 for one that has no such call.
+    pub fn copies(
+        &self,
+        kind: CopyKind,
+        together: Option<SourceOrder>,
+        samples: u32,
+    ) -> Result<Figure> {
+        let (mut src, mut dst) = (Vec::new(), Vec::new());
+        for (dense, scattered) in (0..PIECES).map(places) {
+            let (from, to) = match kind {
+                CopyKind::HostToDevice => (self.pinned + dense, self.device + scattered),
+                CopyKind::DeviceToHost => (self.device + scattered, self.pinned + dense),
+                CopyKind::DeviceToDevice => {
+                    (self.device + scattered, self.device + LARGEST / 2 + dense)
+                }
+            };
+            src.push(from);
+            dst.push(to);
+        }
+        let bytes = vec![PIECE as usize; src.len()];
+        let name = match together {
+            Some(order) => format!("cuMemcpyBatchAsync, sources in {order:?} order"),
+            None => "single copies".to_owned(),
+        };
+        let one_by_one = || {
+            std::iter::zip(&src, &dst).try_for_each(|(&src, &dst)| {
+                let copy = NativeCopy::linear(kind, dst, src, PIECE);
+                // SAFETY: the memory lives as long as `self`.
+                unsafe { self.ops.copy(self.stream, &copy) }
+            })
+        };
+        let call = || match together {
+            Some(order) => {
+                let batch = NativeBatch { src: &src, dst: &dst, bytes: &bytes, order };
+                // SAFETY: the memory lives as long as `self`. Nobody writes a source, and no piece
+                // accesses what another one writes.
+                unsafe { self.ops.copy_batch(self.stream, &batch) }
+            }
+            None => one_by_one(),
+        };
+        Figure::measure(name, samples, 4, PIECES * PIECE, call, || self.wait())
     }
 
     /// An asynchronous copy between pageable and device memory.

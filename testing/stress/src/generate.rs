@@ -332,7 +332,8 @@ impl Generator {
                 Work { op: Op::Copy, from: vec![from], to }
             }
             52..60 => self.rows(temps),
-            60..70 if temps.is_empty() => self.through_pinned(),
+            60..67 if temps.is_empty() => self.through_pinned(),
+            67..72 => self.copies(temps),
             _ => self.launch(temps),
         }
     }
@@ -345,6 +346,33 @@ impl Generator {
         let rows =
             1 + self.dice.below(fit(to.len, to_pitch).min(fit(from.len, from_pitch)).min(16));
         Work { op: Op::Copy2d { width, rows, from_pitch, to_pitch }, from: vec![from], to }
+    }
+
+    /// Copies to a part of memory, or to pinned memory, from parts of either.
+    fn copies(&mut self, temps: &[u32]) -> Work {
+        let pinned = |g: &mut Self| temps.is_empty() && g.dice.chance(40);
+        let mut to = match pinned(self) {
+            true => {
+                let slot = self.pinned();
+                self.part(slot, u32::MAX, &[])
+            }
+            false => self.target(temps),
+        };
+        let (mut from, mut bytes) = (Vec::new(), 0);
+        for left in (1..=1 + self.dice.below(5)).rev() {
+            let len = if left == 1 { to.len - bytes } else { (to.len - bytes) / 2 };
+            let part = match pinned(self) {
+                true => {
+                    let slot = self.pinned();
+                    self.part(slot, len, &[])
+                }
+                false => self.source(len, temps),
+            };
+            bytes += part.len;
+            from.push(part);
+        }
+        to.len = bytes;
+        Work { op: Op::Copies, from, to }
     }
 
     fn through_pinned(&mut self) -> Work {
@@ -472,7 +500,8 @@ impl Generator {
             return self.recording(slot);
         }
         match self.dice.below(20) {
-            0 | 1 => Step::DropGraph(slot),
+            0 => Step::DropGraph(slot),
+            1 => Step::TakeIdle,
             2..5 => {
                 let launches = self.model.launches(slot);
                 if launches.is_empty() {

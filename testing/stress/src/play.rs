@@ -17,7 +17,7 @@ use crate::target::{Bench, Target, Weather};
 use crate::work::compare;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Condvar, Mutex};
-use leasehold::graph::NodeId;
+use leasehold::graph::{GraphBudget, NodeId};
 use leasehold::{
     Buffer, ContextGuard, DeviceId, Error, Event, Graph, HostTimeline, KernelBase, Lease, Runtime,
     Stream,
@@ -414,6 +414,10 @@ impl World {
         }
         self.graphs.iter().for_each(|p| drop(p.take()));
         self.runtime.synchronize().or_else(said)?;
+        let left = GraphBudget::of(&self.runtime).stats();
+        if self.strict && (left.bytes, left.executables) != (0, 0) {
+            return Err(format!("executables without graphs: {left:?}"));
+        }
         self.far.take().map_or(Ok(()), |far| far.synchronize()).or_else(said)?;
         let calls = self.calls.load(Ordering::SeqCst);
         if calls != self.watch.plan.calls && self.strict {

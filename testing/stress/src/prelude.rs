@@ -6,7 +6,7 @@ pub use crate::target::{Bench, Target};
 pub use leasehold::backend::StreamDesc;
 pub use leasehold::backend::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub use leasehold::backend::sync::{Arc, Mutex, MutexGuard};
-pub use leasehold::graph::NodeId;
+pub use leasehold::graph::{GraphBudget, NodeId};
 pub use leasehold::ops::{self, Pattern};
 pub use leasehold::{
     Buffer, BufferView, Context, Current, DeviceId, Error, Event, EventFlags, Graph, GraphUpdate,

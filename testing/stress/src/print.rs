@@ -309,6 +309,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         ),
         Step::Closed(slot) => format!("refuses(&s[0].the(), &b[{slot}].the())?;"),
         Step::Trim => "runtime.allocator().trim(0)?;".into(),
+        Step::TakeIdle => "GraphBudget::of(&runtime).take_idle();".into(),
         Step::Wrong(wrong, slot) => {
             format!(
                 "assert_eq!(scenes::refused(&runtime, &s[0].the(), &b[{slot}].the(), Wrong::{wrong:?}), Ok(()));"
@@ -371,6 +372,12 @@ fn work(stream: &str, work: &Work) -> String {
             "{stream}.copy_2d({to}, {}, ops::Rows::new({width}, {rows}).src_pitch({from_pitch}).dst_pitch({to_pitch}))?;",
             part(&work.from[0])
         ),
+        Op::Copies => {
+            let piece = |(to, from): (Span, &Span)| format!("({}, {})", part(&to), part(from));
+            let mut pieces: Vec<_> = work.places().zip(&work.from).map(piece).collect();
+            pieces.reverse();
+            format!("{stream}.copy_batch(&[{}])?;", pieces.join(", "))
+        }
         Op::Pinned => format!("{stream}.copy_pinned({to}, {})?;", part(&work.from[0])),
         Op::Launch { .. } => {
             let borrow = if stream.starts_with("s[") { "&" } else { "" };

@@ -95,6 +95,9 @@ pub enum Op {
         /// Bytes from row to row of the destination.
         to_pitch: u32,
     },
+    /// Copies several parts, of device memory or pinned memory, to parts that lie behind each other
+    /// in the written one. One call copies them, the last one first.
+    Copies,
     /// Copies between device memory and pinned memory.
     Pinned,
     /// Launches a kernel.
@@ -115,6 +118,17 @@ pub struct Work {
     pub from: Vec<Span>,
     /// The part that the operation writes.
     pub to: Span,
+}
+
+impl Work {
+    /// The parts of the written one, one behind the other, as long as the read ones.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Span> + '_ {
+        self.from.iter().scan(self.to.at, |at, from| {
+            let place = Span { at: *at, len: from.len, ..self.to };
+            *at += from.len;
+            Some(place)
+        })
+    }
 }
 
 /// A node of a graph.
@@ -315,6 +329,8 @@ pub enum Step {
     Closed(Slot),
     /// Gives free memory back to the driver.
     Trim,
+    /// Takes the executables of idle graphs back.
+    TakeIdle,
     /// A call that is refused, about a buffer.
     Wrong(Wrong, Slot),
     /// A scene.

@@ -19,16 +19,10 @@ use leasehold::{
     Access, Buffer, BufferView, Error, Event, Graph, HostTimeline, Lease, Operand, OutOfMemory,
     Result, Runtime, Stream, Timepoint, View,
 };
-use leasehold_capi::extend::{self, Lent};
+use leasehold_capi::extend::{self, INVALID_ARGUMENT, INVALID_STATE, Lent, OUT_OF_MEMORY, TIMEOUT};
 use leasehold_capi::ffi::*;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
-
-/// The statuses that the header names and this module tells apart.
-const INVALID_ARGUMENT: c_int = 1;
-const OUT_OF_MEMORY: c_int = 2;
-const INVALID_STATE: c_int = 7;
-const TIMEOUT: c_int = 10;
 
 /// The error of a status, with the library's text.
 fn check(status: c_int) -> Result<()> {
@@ -168,6 +162,8 @@ pub(crate) fn run(
             upload(stream, into, &bytes, hand == crate::step::Hand::Synchronous)
         }
         Op::Copy | Op::Pinned => copy(None),
+        // The C interface has single copies.
+        Op::Copies => stream.copy_batch(&work::pieces(work, to, from)?),
         Op::Copy2d { width, rows, from_pitch, to_pitch } => copy(Some(LeaseholdRows {
             width: width.into(),
             rows: rows.into(),

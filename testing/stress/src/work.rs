@@ -6,7 +6,7 @@ use crate::kernels::Kernel;
 use crate::prelude::{Call, bytes, launch};
 use crate::step::{Hand, Op, Work};
 use crate::target::Kernels;
-use leasehold::{Buffer, Lease, Operand, Result, Stream, View, ops};
+use leasehold::{Buffer, BufferView, Lease, Operand, Result, Stream, View, ops};
 
 /// Does work on a stream. `to` and `from` are the buffers of its parts.
 pub(crate) fn run(
@@ -43,12 +43,27 @@ pub(crate) fn run(
                 .src_pitch(from_pitch.into())
                 .dst_pitch(to_pitch.into()),
         ),
+        Op::Copies => stream.copy_batch(&pieces(work, to, from)?),
         Op::Pinned => stream.copy_pinned(into, source(0)?),
         Op::Launch { .. } => {
             let operands = operands(work, to, from)?;
             launch(stream, &[call(kernels, work, &operands)])
         }
     }
+}
+
+/// The pieces of several copies, the last one first.
+pub(crate) fn pieces<'a>(
+    work: &Work,
+    to: &'a Lease<Buffer>,
+    from: &'a [Lease<Buffer>],
+) -> Result<Vec<(BufferView<'a>, BufferView<'a>)>> {
+    let mut pieces = Vec::with_capacity(from.len());
+    for ((part, span), lease) in work.places().zip(&work.from).zip(from) {
+        pieces.push((to.part(part.range())?, lease.part(span.range())?));
+    }
+    pieces.reverse();
+    Ok(pieces)
 }
 
 /// The launch of work, with its operands.

@@ -4,13 +4,15 @@
 use crate::model::Rng;
 use crate::{Bench, MIB, free_in_use, given_back, late_stream};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, Backing, BackingCaps, Buffer, Chunk, Layout, On, Policy,
-    SharedBudget, SuspendableBacking,
+    Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, SharedBudget,
+    SuspendableBacking,
 };
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
-use leasehold_core::sync::{Arc, Condvar, Mutex};
+use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Lease, Result};
 use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 const GRANULE: u64 = 2 * MIB;
 
@@ -309,76 +311,22 @@ fn bad_use_is_refused_and_changes_nothing() {
     b.check();
 }
 
-/// A backing whose mappings wait until somebody lets them go on.
-#[derive(Clone)]
-struct Slow {
-    fake: FakeBacking,
-    gate: Arc<(Mutex<(bool, bool)>, Condvar)>,
-}
-
-impl Slow {
-    fn set(&self, change: impl Fn(&mut (bool, bool))) {
-        change(&mut self.gate.0.lock());
-        self.gate.1.notify_all();
-    }
-
-    fn until(&self, so: impl Fn(&(bool, bool)) -> bool) {
-        let limit = std::time::Duration::from_secs(30);
-        let mut gate = self.gate.0.lock();
-        while !so(&gate) {
-            let waited = self.gate.1.wait_for(&mut gate, limit);
-            assert!(!waited.timed_out(), "nobody came");
-        }
-    }
-}
-
-// SAFETY: as the fake backing, which does it all.
-unsafe impl Backing for Slow {
-    fn caps(&self) -> BackingCaps {
-        self.fake.caps()
-    }
-    fn reserve(&self, bytes: u64) -> Result<u64> {
-        self.fake.reserve(bytes)
-    }
-    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        // SAFETY: the caller's promise.
-        unsafe { self.fake.commit(at, bytes) }
-    }
-    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.fake.decommit(chunk) }
-    }
-    unsafe fn release(&self, addr: u64, bytes: u64) {
-        // SAFETY: the caller's promise.
-        unsafe { self.fake.release(addr, bytes) }
-    }
-    fn create(&self, bytes: u64) -> Result<u64> {
-        self.fake.create(bytes)
-    }
-    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.fake.destroy(handle, bytes) }
-    }
-    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
-        self.set(|gate| gate.1 = true);
-        self.until(|gate| gate.0);
-        // SAFETY: the caller's promise.
-        unsafe { self.fake.map(at, handle, bytes) }
-    }
-    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.fake.unmap(at, bytes) }
-    }
-}
-
 #[test]
 fn two_threads_cannot_grow_one_block() {
-    let slow = Slow { fake: FakeBacking::new(64 * MIB), gate: Arc::default() };
-    let allocator = Allocator::new(Box::new(slow.clone()), AllocatorConfig::default()).unwrap();
+    let fake = FakeBacking::new(64 * MIB);
+    let allocator = Allocator::new(Box::new(fake.clone()), AllocatorConfig::default()).unwrap();
     let block = allocator.growing(16 * MIB).expect("addresses");
+    // A mapping waits until it may go on.
+    let limit = Duration::from_secs(30);
+    let ((comes, come), (go, goes)) = (channel(), channel::<()>());
+    let goes = Mutex::new(goes);
+    fake.before(Call::Map, move || {
+        let _ = comes.send(());
+        let _ = goes.lock().recv_timeout(limit);
+    });
     std::thread::scope(|s| {
         let first = s.spawn(|| allocator.grow(&block, 4 * MIB));
-        slow.until(|gate| gate.1);
+        come.recv_timeout(limit).expect("a mapping");
         for e in [allocator.grow(&block, 2 * MIB), allocator.prepare(&block, 6 * MIB)] {
             assert!(matches!(e, Err(Error::Occupied { .. })), "{e:?}");
         }
@@ -390,7 +338,7 @@ fn two_threads_cannot_grow_one_block() {
         let other = allocator.growing(8 * MIB).expect("addresses");
         assert_eq!(allocator.trim(0).expect("a trim"), 0);
         drop(other);
-        slow.set(|gate| gate.0 = true);
+        drop(go);
         first.join().unwrap().expect("the first one");
     });
     assert_eq!(block.len(), 4 * MIB);

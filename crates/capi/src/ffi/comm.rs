@@ -329,59 +329,69 @@ struct Memory {
     from: Option<Used<HeldBuffer>>,
 }
 
+/// Whether a call has a field.
+#[derive(Clone, Copy, PartialEq)]
+enum Has {
+    Always,
+    Never,
+    /// As the caller likes.
+    Perhaps,
+}
+
+/// The fields of a call.
+struct Fields {
+    name: &'static str,
+    to: Has,
+    from: Has,
+    reduce: Has,
+    rank: Has,
+}
+
 impl LeaseholdCollective {
-    /// The name in messages, and which of its two parts the call has: always, never, or as it is
-    /// made.
-    fn uses(&self) -> Result<(&'static str, Option<bool>, Option<bool>)> {
-        Ok(match self.call {
-            LEASEHOLD_ALL_REDUCE => ("an all_reduce", Some(true), None),
-            LEASEHOLD_ALL_GATHER => ("an all_gather", Some(true), Some(true)),
-            LEASEHOLD_REDUCE_SCATTER => ("a reduce_scatter", Some(true), Some(true)),
-            LEASEHOLD_ALL_TO_ALL => ("an all_to_all", Some(true), Some(true)),
-            LEASEHOLD_BROADCAST => ("a broadcast", Some(true), Some(false)),
-            LEASEHOLD_REDUCE => ("a reduce", Some(true), Some(false)),
-            LEASEHOLD_SEND => ("a send", Some(false), Some(true)),
-            LEASEHOLD_RECV => ("a receive", Some(true), Some(false)),
-            LEASEHOLD_BARRIER => ("a barrier", Some(false), Some(false)),
-            other => {
-                return Err(Error::invalid(format!(
-                    "{other} is no call of ranks: LEASEHOLD_ALL_REDUCE to LEASEHOLD_BARRIER"
-                )));
-            }
-        })
+    /// The call's name in messages, and its fields.
+    fn fields(&self) -> Result<Fields> {
+        use Has::{Always, Never, Perhaps};
+        let of = |name, to, from, reduce, rank| Ok(Fields { name, to, from, reduce, rank });
+        match self.call {
+            LEASEHOLD_ALL_REDUCE => of("an all_reduce", Always, Perhaps, Always, Never),
+            LEASEHOLD_ALL_GATHER => of("an all_gather", Always, Always, Never, Never),
+            LEASEHOLD_REDUCE_SCATTER => of("a reduce_scatter", Always, Always, Always, Never),
+            LEASEHOLD_BROADCAST => of("a broadcast", Always, Never, Never, Always),
+            LEASEHOLD_REDUCE => of("a reduce", Always, Never, Always, Always),
+            LEASEHOLD_ALL_TO_ALL => of("an all_to_all", Always, Always, Never, Never),
+            LEASEHOLD_SEND => of("a send", Never, Always, Never, Always),
+            LEASEHOLD_RECV => of("a receive", Always, Never, Never, Always),
+            LEASEHOLD_BARRIER => of("a barrier", Never, Never, Never, Never),
+            other => Err(Error::invalid(format!(
+                "{other} is no call of ranks: LEASEHOLD_ALL_REDUCE to LEASEHOLD_BARRIER"
+            ))),
+        }
     }
 
     /// Finds the buffers.
     ///
     /// # Errors
-    /// `InvalidArgument` for an unknown call or buffer, a part that is missing, and for one or a
-    /// rank that the call does not have.
+    /// `InvalidArgument` for an unknown call or buffer, for a part that is missing, and for a field
+    /// that the call does not have.
     fn memory(&self) -> Result<Memory> {
-        let (name, to, from) = self.uses()?;
-        let held = |part: &LeaseholdOperand, field: &str, wanted: Option<bool>| match (
-            part.buffer != 0,
-            wanted,
-        ) {
-            (true, Some(false)) => {
-                Err(Error::invalid(format!("{name} has no {field}: leave its buffer 0")))
-            }
-            (false, Some(true)) => {
+        let Fields { name, to, from, reduce, rank } = self.fields()?;
+        let held = |part: &LeaseholdOperand, field: &str, has: Has| match (part.buffer, has) {
+            (0, Has::Always) => {
                 Err(Error::invalid(format!("{name} needs {field}, and its buffer is 0")))
             }
-            (true, _) => part.held().map(Some),
-            (false, _) => Ok(None),
+            (0, _) => Ok(None),
+            (_, Has::Never) => {
+                Err(Error::invalid(format!("{name} has no {field}: leave its buffer 0")))
+            }
+            _ => part.held().map(Some),
         };
-        let has_rank = matches!(
-            self.call,
-            LEASEHOLD_BROADCAST | LEASEHOLD_REDUCE | LEASEHOLD_SEND | LEASEHOLD_RECV
-        );
-        let has_reduction =
-            matches!(self.call, LEASEHOLD_ALL_REDUCE | LEASEHOLD_REDUCE_SCATTER | LEASEHOLD_REDUCE);
-        if self.rank != 0 && !has_rank || self.reduce != 0 && !has_reduction {
-            return Err(Error::invalid(format!(
-                "{name} with rank {} and reduction {}: leave 0 what it does not have",
-                self.rank, self.reduce
-            )));
+        for (field, number, has) in [("reduction", self.reduce, reduce), ("rank", self.rank, rank)]
+        {
+            if number != 0 && has == Has::Never {
+                return Err(Error::invalid(format!(
+                    "{name} has no {field}, and its field is {number}: leave it 0"
+                )));
+            }
         }
         Ok(Memory { to: held(&self.to, "to", to)?, from: held(&self.from, "from", from)? })
     }

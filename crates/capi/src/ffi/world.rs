@@ -4,7 +4,7 @@ use super::convert::{answer, check_out, give, limit, owned};
 use super::operand::room;
 use crate::kinds::WORLDS;
 use crate::status::{ffi_guard, ffi_guard_release};
-use leasehold::{Error, Result};
+use leasehold::Error;
 use leasehold_collective::World;
 use std::ffi::{c_char, c_int};
 use std::time::Duration;
@@ -126,14 +126,11 @@ pub extern "C" fn leasehold_world_release(world: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_world_close(world: u64, timeout_ns: u64) -> c_int {
     ffi_guard_release(|| {
-        let over = close(WORLDS.get(world)?.clone(), limit_of_ranks(timeout_ns));
+        let open = World::clone(&*WORLDS.get(world)?);
+        let over = open.close(limit_of_ranks(timeout_ns));
         if let Err(Error::Timeout(_)) = over {
             return over;
         }
         WORLDS.release(world).and(over)
     })
-}
-
-fn close(world: World, limit: Duration) -> Result<()> {
-    world.close(limit)
 }

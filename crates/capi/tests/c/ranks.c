@@ -4,11 +4,9 @@
  *     ranks [cpu:0 | sim-cuda:0]
  */
 #define _GNU_SOURCE
-#include "leasehold_runtime.h"
+#include "checks.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -17,25 +15,6 @@
 #endif
 
 enum { RANKS = 2, COUNT = 8 };
-#define SECONDS 1000000000ull
-
-#define OK(call) is(LEASEHOLD_OK, call, __LINE__, #call)
-#define IS(status, call) is(status, call, __LINE__, #call)
-#define THAT(condition) that(condition, __LINE__, #condition)
-
-static void is(int expected, int status, int line, const char *call) {
-    if (status != expected) {
-        fprintf(stderr, "line %d: %s: %d, not %d: %s\n", line, call, status, expected, leasehold_last_error());
-        exit(1);
-    }
-}
-
-static void that(int condition, int line, const char *text) {
-    if (!condition) {
-        fprintf(stderr, "line %d: not so: %s: %s\n", line, text, leasehold_last_error());
-        exit(1);
-    }
-}
 
 /* A rank's objects. */
 typedef struct {

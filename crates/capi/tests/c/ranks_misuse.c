@@ -4,25 +4,11 @@
  *     ranks_misuse [cpu:0 | sim-cuda:0]
  */
 #define _GNU_SOURCE
-#include "leasehold_runtime.h"
+#include "checks.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { BYTES = 256 };
-#define SECONDS 1000000000ull
-
-#define OK(call) is(LEASEHOLD_OK, call, __LINE__, #call)
-#define INVALID(call) is(LEASEHOLD_INVALID_ARGUMENT, call, __LINE__, #call)
-#define IS(status, call) is(status, call, __LINE__, #call)
-
-static void is(int expected, int status, int line, const char *call) {
-    if (status != expected || (status != LEASEHOLD_OK && leasehold_last_error()[0] == '\0')) {
-        fprintf(stderr, "line %d: %s: %d, not %d: %s\n", line, call, status, expected, leasehold_last_error());
-        exit(1);
-    }
-}
 
 static leasehold_device device;
 static leasehold_runtime runtime;

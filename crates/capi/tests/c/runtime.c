@@ -2,36 +2,16 @@
  *
  *     runtime [cpu:0 | sim-cuda:0]
  */
-#include "leasehold_runtime.h"
+#include "checks.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define COUNT 1000
 #define TILE 100
 #define BYTES (COUNT * sizeof(float))
-#define SECONDS 1000000000ull
-
-#define OK(call) ok(call, __LINE__, #call)
-#define THAT(condition) that(condition, __LINE__, #condition)
-
-static void ok(int status, int line, const char *call) {
-    if (status != LEASEHOLD_OK) {
-        fprintf(stderr, "line %d: %s: %d: %s\n", line, call, status, leasehold_last_error());
-        exit(1);
-    }
-}
-
-static void that(int condition, int line, const char *text) {
-    if (!condition) {
-        fprintf(stderr, "line %d: not so: %s\n", line, text);
-        exit(1);
-    }
-}
 
 static leasehold_device device;
 static leasehold_runtime runtime;

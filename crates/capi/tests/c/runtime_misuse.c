@@ -3,40 +3,13 @@
  *
  *     runtime_misuse [cpu:0 | sim-cuda:0]
  */
-#include "leasehold_runtime.h"
+#include "checks.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define BYTES 4096
-#define SECONDS 1000000000ull
-
-#define OK(call) is(LEASEHOLD_OK, call, __LINE__, #call)
-#define INVALID(call) is(LEASEHOLD_INVALID_ARGUMENT, call, __LINE__, #call)
-#define STATE(call) is(LEASEHOLD_INVALID_STATE, call, __LINE__, #call)
-#define IS(status, call) is(status, call, __LINE__, #call)
-#define THAT(condition) that(condition, __LINE__, #condition)
-
-static void is(int expected, int status, int line, const char *call) {
-    if (status != expected) {
-        fprintf(stderr, "line %d: %s: %d, not %d: %s\n", line, call, status, expected, leasehold_last_error());
-        exit(1);
-    }
-    if (status != LEASEHOLD_OK && leasehold_last_error()[0] == '\0') {
-        fprintf(stderr, "line %d: %s: no text\n", line, call);
-        exit(1);
-    }
-}
-
-static void that(int condition, int line, const char *text) {
-    if (!condition) {
-        fprintf(stderr, "line %d: not so: %s: %s\n", line, text, leasehold_last_error());
-        exit(1);
-    }
-}
 
 static leasehold_device device;
 static leasehold_runtime runtime;

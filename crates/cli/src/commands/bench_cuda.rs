@@ -12,9 +12,9 @@ use leasehold::{
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
-use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
+use leasehold_cuda::driver::ops::{CopyKind, DeviceOps, SourceOrder};
 use leasehold_cuda::driver::real::RealDriver;
-use leasehold_cuda_traces::figures::{Figure, LARGEST, RawLoop};
+use leasehold_cuda_traces::figures::{Figure, LARGEST, PIECE, PIECES, RawLoop, places};
 use leasehold_cuda_traces::trace::kernels::PTX;
 use serde::Serialize;
 use std::io::Write;
@@ -225,6 +225,53 @@ impl Ours {
     }
 }
 
+/// Several copies by one call, and one by one, in each direction. The driver's batch reads its
+/// sources in the order that the runtime's may: those in host memory at any time.
+fn copies(
+    ours: &Ours,
+    raw: &RawLoop<'_>,
+    samples: u32,
+    pairs: &mut Vec<Pair>,
+) -> Result<(), Failure> {
+    let runtime = &ours.runtime;
+    let (sparse, dense) = (runtime.alloc(2 * PIECES * PIECE)?, runtime.alloc(PIECES * PIECE)?);
+    let pinned = runtime.alloc_pinned(PIECES * PIECE)?;
+    runtime.stream().fill(sparse.view(), 1u8)?;
+    runtime.stream().copy(pinned.view(), sparse.part(..(PIECES * PIECE) as usize)?)?;
+    runtime.synchronize()?;
+    for (way, kind, order) in [
+        ("up", CopyKind::HostToDevice, SourceOrder::Any),
+        ("down", CopyKind::DeviceToHost, SourceOrder::Stream),
+        ("within", CopyKind::DeviceToDevice, SourceOrder::Stream),
+    ] {
+        let pieces = (0..PIECES)
+            .map(places)
+            .map(|(near, far)| {
+                let at = |from: u64| from as usize..(from + PIECE) as usize;
+                Ok(match kind {
+                    CopyKind::HostToDevice => (sparse.part(at(far))?, pinned.part(at(near))?),
+                    CopyKind::DeviceToHost => (pinned.part(at(near))?, sparse.part(at(far))?),
+                    CopyKind::DeviceToDevice => (dense.part(at(near))?, sparse.part(at(far))?),
+                })
+            })
+            .collect::<leasehold::Result<Vec<_>>>()?;
+        let (name, bytes) = (format!("{PIECES} copies {way} of {PIECE} bytes"), PIECES * PIECE);
+        let together = ours.figure(format!("{name}, one call"), samples, 4, bytes, || {
+            runtime.stream().copy_batch(&pieces)
+        })?;
+        if order != SourceOrder::Stream {
+            let ordered = raw.copies(kind, Some(SourceOrder::Stream), samples)?;
+            pairs.push(Pair::new(together.clone(), ordered));
+        }
+        pairs.push(Pair::new(together, raw.copies(kind, Some(order), samples)?));
+        let single = ours.figure(format!("{name}, one by one"), samples, 4, bytes, || {
+            pieces.iter().try_for_each(|&(to, from)| runtime.stream().copy(to, from))
+        })?;
+        pairs.push(Pair::new(single, raw.copies(kind, None, samples)?));
+    }
+    Ok(())
+}
+
 fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Failure> {
     let driver = RealDriver::new();
     driver.init()?;
@@ -296,6 +343,10 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
             down,
             raw.pageable_copy_waited(CopyKind::DeviceToHost, bytes, samples)?,
         ));
+    }
+
+    if driver.device_properties(ordinal)?.copy_batch {
+        copies(&ours, &raw, samples, &mut pairs)?;
     }
 
     for bytes in [4096u64, 1 << 20, 64 << 20] {

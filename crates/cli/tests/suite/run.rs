@@ -312,6 +312,11 @@ fn a_timeline_has_every_kernel_of_a_token_in_order() {
         };
         let (kernels, submissions) = (of("kernel"), of("submission"));
         let other = &trace["otherData"];
+        let known = |e: &serde_json::Value| match e["ph"].as_str() {
+            Some("X") => e["dur"].is_f64(),
+            phase => matches!(phase, Some("M" | "C" | "s" | "f")),
+        };
+        assert!(events.iter().all(known));
         // A launch is one submission; the host's others give the device an order or are waits.
         let launches = submissions.iter().filter(|e| e["name"] != "order").count();
         assert_eq!(kernels.len(), launches);
@@ -321,8 +326,11 @@ fn a_timeline_has_every_kernel_of_a_token_in_order() {
         // One after the other, with the gaps that are told, and sums that fit.
         let number = |e: &serde_json::Value, key: &str| e[key].as_f64().unwrap();
         let (mut end, mut busy, mut gaps) = (number(kernels[0], "ts"), 0.0, 0.0);
-        for kernel in &kernels {
-            let gap = kernel["args"]["gap_before_us"].as_f64().unwrap_or(0.0);
+        for (i, kernel) in kernels.iter().enumerate() {
+            // Nothing is in front of the first one.
+            let gap = kernel["args"]["gap_before_us"].as_f64();
+            assert_eq!(gap.is_none(), i == 0, "{kernel}");
+            let gap = gap.unwrap_or(0.0);
             assert!((number(kernel, "ts") - end - gap).abs() < 0.01, "{kernel}: {end}");
             end = number(kernel, "ts") + number(kernel, "dur");
             (busy, gaps) = (busy + number(kernel, "dur"), gaps + gap);

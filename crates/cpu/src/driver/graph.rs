@@ -45,14 +45,10 @@ impl Program {
     /// Sorts a plan's nodes into waves.
     ///
     /// # Errors
-    /// `InvalidArgument` for a plan whose nodes do not come after their predecessors.
+    /// As [`Plan::check`].
     pub(crate) fn new(plan: Plan) -> Result<Self> {
+        plan.check()?;
         let n = plan.len();
-        if n != 0 && plan.pred_at.len() != n + 1
-            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
-        {
-            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
-        }
         let mut order = Vec::new();
         let mut waves = Vec::new();
         let mut widest = 0;
@@ -74,8 +70,9 @@ impl Program {
                 from = to;
             }
         }
-        let bytes =
-            (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8) as u64;
+        let bytes = (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8)
+            as u64
+            + plan.ops.bytes();
         let state =
             RunState { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
         Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
@@ -86,7 +83,7 @@ impl Program {
         self.nodes
     }
 
-    /// Bytes beside the plan.
+    /// Bytes of the plan and beside it.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -31,7 +31,7 @@
 use super::float;
 use super::graph::Program;
 use super::pool::{TilePool, enter_device_thread, on_device_thread};
-use super::work::Work;
+use super::work::{Work, copy_pieces};
 use super::{current_cpu, now_nanos};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::panics::caught;
@@ -412,6 +412,8 @@ impl Runner<'_> {
             }
             Op::Host(call) => called(float::apart(|| call.run())),
             Op::Foreign(call) => called(float::apart(|| call.run(0))),
+            // SAFETY: the pieces' addresses are valid (the contract of this function).
+            Op::Copies(copies) => unsafe { copy_pieces(copies, self.pool) }.map_err(Failure::Here),
             Op::Graph(exec) => {
                 // SAFETY: the graph is of this device (the contract of this function), so `native`
                 // is the address of a program, which the lease keeps. The submitter of a graph

@@ -3,7 +3,7 @@
 //! This module must not know which threads run the tiles, or in which order.
 
 use super::pool::{TilePool, with_scratch};
-use leasehold_hal::{CpuArgs, CpuCFn, CpuFn, CpuTile, Dispatch, Op};
+use leasehold_hal::{Copies, CpuArgs, CpuCFn, CpuFn, CpuTile, Dispatch, Op};
 
 /// Bytes of a tile of a copy or fill: large enough to be worth a claim, small enough to spread.
 const PIECE: u64 = 256 << 10;
@@ -173,6 +173,44 @@ impl<'a> Work<'a> {
         }
         Ok(())
     }
+}
+
+/// Copies the pieces of one operation: short pieces are tiles, and longer ones have tiles of their
+/// own.
+///
+/// # Errors
+/// The message of the first panicking tile.
+///
+/// # Safety
+/// - The addresses of all pieces are valid for them.
+pub(crate) unsafe fn copy_pieces(copies: &Copies<'_>, pool: &TilePool) -> Result<(), String> {
+    let pieces = copies.pieces();
+    let (mut short, mut bytes) = (0, 0);
+    for c in pieces {
+        if c.bytes <= PIECE {
+            (short, bytes) = (short + 1, bytes + c.bytes);
+        } else {
+            let long = Work::Copy(Rows::new(c.src, 0, c.dst, 0, c.bytes, 1));
+            // SAFETY: the caller vouches for the piece.
+            unsafe { long.execute(pool) }?;
+        }
+    }
+    let run = |from: u64, to: u64| {
+        for c in &pieces[from as usize..to as usize] {
+            if c.bytes == 0 || c.bytes > PIECE {
+                continue;
+            }
+            // SAFETY: the caller vouches for the piece. No other piece writes what it accesses, as
+            // the type says, so threads may copy several at a time.
+            unsafe {
+                leasehold_core::copy_bytes(c.src as *const u8, c.dst as *mut u8, c.bytes as usize);
+            }
+        }
+    };
+    if short == 0 {
+        return Ok(());
+    }
+    pool.run(pieces.len() as u64, (bytes / BYTES_PER_NANO).max(1), &run).map(drop)
 }
 
 impl<'a> Tiles<'a> {

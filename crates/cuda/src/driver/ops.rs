@@ -34,8 +34,8 @@ pub use graph::{GraphExecUpdate, GraphOps};
 pub use memory::{HostFlags, MemoryOps, NativeMemoryInfo};
 pub use module::{FunctionInfo, ModuleOps};
 pub use stream::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeCopy, NativeFill, Progress,
-    StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeCopy, NativeFill,
+    Progress, SourceOrder, StreamOps,
 };
 
 leasehold_engine::native_handles! {

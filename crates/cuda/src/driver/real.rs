@@ -357,6 +357,7 @@ impl DeviceOps for RealDriver {
             vmm: self.flag(device, VMM),
             memory_pools: self.flag(device, POOLS),
             stream_words: self.flag(device, STREAM_WORDS),
+            copy_batch: self.loaded()?.functions.has_copy_batch(),
             unified_addressing: self.flag(device, UNIFIED),
             fd_handles: self.flag(device, FD),
             fabric_handles: self.flag(device, FABRIC),

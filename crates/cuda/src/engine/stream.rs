@@ -102,9 +102,12 @@ unsafe impl DriverStream for CudaStream {
     #[inline(always)]
     fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
-            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
-                true
-            }
+            Op::Dispatch(_)
+            | Op::Copy(_)
+            | Op::Copies(_)
+            | Op::Fill(_)
+            | Op::Upload(_)
+            | Op::WriteTimestamp(_) => true,
             Op::Download(d) => encoder::copies_directly(&self.core, d),
             _ => false,
         }

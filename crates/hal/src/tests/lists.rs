@@ -3,7 +3,9 @@
 use super::{binding, pipeline};
 use crate::kernel::{Access, Binding, Pipeline};
 use crate::op::KeepAlive;
-use crate::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Op, OpList, Upload};
+use crate::{
+    Copies, Copy1d, Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Op, OpList, Upload,
+};
 use leasehold_core::{Lease, TimelineOwner};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ enum Model {
     Wait(u64),
     Dispatch { grid: [u32; 3], bindings: Vec<Binding>, params: Vec<u8> },
     Copy(Copy2d),
+    Copies(Vec<Copy1d>),
     Fill(Fill),
     Upload(usize, u64, u64, bool),
     Download(u64, usize, u64, bool),
@@ -44,12 +47,24 @@ fn model() -> impl Strategy<Value = Model> {
         .prop_map(|(grid, bindings, params)| Model::Dispatch { grid, bindings, params });
     let copy = (0u64..100, 0u64..100, 0u64..9)
         .prop_map(|(s, d, n)| Model::Copy(Copy2d::linear((s, 0), (d, 0), n)));
+    // Sources lie below the destinations, which ascend.
+    let copies = prop::collection::vec((0u64..99, 1u64..9), 0..4).prop_map(|pieces| {
+        let piece = |(i, (src, bytes)): (u64, (u64, u64))| Copy1d {
+            src,
+            src_native: 0,
+            dst: 200 + 10 * i,
+            dst_native: 0,
+            bytes,
+        };
+        Model::Copies((0..).zip(pieces).map(piece).collect())
+    });
     let fill = (0u64..100)
         .prop_map(|dst| Model::Fill(Fill { dst, native: 0, bytes: 4, pattern: 7, width: 4 }));
     prop_oneof![
         1 => (0u64..9).prop_map(Model::Wait),
         5 => dispatch,
         1 => copy,
+        1 => copies,
         1 => fill,
         1 => (1usize..99, 0u64..100, 0u64..9, any::<bool>()).prop_map(|(s, d, n, k)| Model::Upload(s, d, n, k)),
         1 => (0u64..100, 1usize..99, 0u64..9, any::<bool>()).prop_map(|(s, d, n, k)| Model::Download(s, d, n, k)),
@@ -94,6 +109,7 @@ fn push(ops: &mut OpList, m: &Model, o: &Objects) -> usize {
             params,
         })),
         Model::Copy(c) => ops.push(&Op::Copy(*c)),
+        Model::Copies(pieces) => ops.push(&Op::Copies(Copies::new(pieces).unwrap())),
         Model::Fill(f) => ops.push(&Op::Fill(*f)),
         Model::Upload(s, d, n, k) => ops.push(&Op::Upload(Upload {
             src: *s as *const u8,
@@ -126,6 +142,7 @@ fn read(op: &Op<'_>, o: &Objects) -> Model {
             }
         }
         Op::Copy(c) => Model::Copy(*c),
+        Op::Copies(c) => Model::Copies(c.pieces().to_vec()),
         Op::Fill(f) => Model::Fill(*f),
         Op::Upload(u) => Model::Upload(u.src as usize, u.dst, u.bytes, u.keep.is_some()),
         Op::Download(d) => Model::Download(d.src, d.dst as usize, d.bytes, d.keep.is_some()),
@@ -150,6 +167,10 @@ fn rebind(m: &mut Model, remainder: u64) {
             swap(&mut c.src, &mut c.src_native);
             swap(&mut c.dst, &mut c.dst_native);
         }
+        Model::Copies(pieces) => pieces.iter_mut().for_each(|piece| {
+            swap(&mut piece.src, &mut piece.src_native);
+            swap(&mut piece.dst, &mut piece.dst_native);
+        }),
         Model::Fill(f) => swap(&mut f.dst, &mut f.native),
         Model::Upload(_, d, _, _) => swap(d, &mut 0),
         Model::Download(s, _, _, _) => swap(s, &mut 0),

@@ -6,14 +6,18 @@
 //! uses: outside buffers, kernels, host calls, its arena. Dropping it while a launch runs loses
 //! nothing: memory is given back when its timepoints have passed.
 //!
+//! A graph whose executable was taken back is as it was, but for that. Its next launch makes the
+//! executable again, without a lock of a stream, and begins anew.
+//!
 //! # Locks
 //! A launch takes the arena's shared guard, the stream's submission lock, the graph's state, in
-//! this order. Under the submission lock and the state it waits for nothing. An update waits, if it
-//! does, without the state. A suspension holds the arena's guard while it saves the arena's
-//! bytes, and takes submission locks meanwhile.
+//! this order. Under the submission lock and the state it waits for nothing. An update, or a launch
+//! that needs room for the executable, waits without the state. A suspension holds the arena's
+//! guard while it saves the arena's bytes, and takes submission locks meanwhile.
 
 use crate::event::{Event, GraphLaunch};
-use crate::graph::instances::Instances;
+use crate::graph::executables::{Demand, Executable, GivenUp, Holder, Look, Made, Occasion, Seen};
+use crate::graph::instances::{Change, Instances};
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recording::{Outside, Signal, State};
 use crate::graph::stop::LaunchCheck;
@@ -25,14 +29,15 @@ use crate::view::View;
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
 use leasehold_core::defects::{Defect, planted};
-use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex, MutexGuard};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
 };
 use leasehold_hal::{LaunchInfo, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Weak;
 
 /// A buffer of the recording that somebody still held when it stopped. The graph does not keep it,
 /// only its memory.
@@ -115,6 +120,10 @@ struct ExecState {
     growing: bool,
     last: PackedTimepoint,
     launches: u64,
+    /// Bytes of the last executable of the plan, if there was one.
+    known: Option<u64>,
+    /// The launches before the executable was made again, if it was.
+    again_at: Option<u64>,
 }
 
 struct Inner {
@@ -135,6 +144,8 @@ struct Inner {
     rules: Vec<(u32, Arc<Rules>)>,
     /// Checks of other crates, asked before each launch of the graph.
     checks: Vec<Arc<dyn LaunchCheck>>,
+    /// Launches that have asked for room and are not submitted yet. The executable stays for them.
+    wanted: AtomicU32,
     state: Mutex<ExecState>,
 }
 
@@ -180,15 +191,11 @@ impl Graph {
         check_all_present(outside.values().map(|o| &*o.lease))?;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        // SAFETY: the recording took only pipelines, timepoints and graphs of this runtime, and
-        // checked each operation as an eager one; the plan derives its dependencies from their
-        // accesses. The graph's buffers are held until its launches are over.
-        let exec = unsafe { runtime.device.instantiate(plan.clone()) }?;
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         outside.reserve(held.len());
         let state = ExecState {
-            instances: Instances::new(exec),
+            instances: Instances::default(),
             recorded,
             redundant,
             plan,
@@ -197,11 +204,13 @@ impl Graph {
             outside,
             last: PackedTimepoint::NEVER,
             launches: 0,
+            known: None,
+            again_at: None,
         };
         let born = born.into();
         let (events, begun) = (last_of_each(events), Arc::new(AtomicU64::new(0)));
         let default = runtime.default();
-        Ok(Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             runtime,
             default,
             arena,
@@ -213,16 +222,24 @@ impl Graph {
             points,
             rules,
             checks,
+            wanted: AtomicU32::new(0),
             state: Mutex::new(state),
-        })))
+        });
+        inner.ensure_executable(Occasion::New)?;
+        let holder: Weak<dyn Holder> = Arc::<Inner>::downgrade(&inner);
+        inner.runtime.executables.register(holder);
+        Ok(Self(inner))
     }
 
     /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block,
-    /// but as every call on a stream for room.
+    /// but as every call on a stream for room. If the graph's executable was taken back
+    /// ([`GraphBudget`](super::GraphBudget)), the launch makes it again first, and may block on the
+    /// driver and on launches of other graphs.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; what a [`LaunchCheck`](super::LaunchCheck) says,
-    /// such as the failure of a communicator whose calls the graph has; the driver's own.
+    /// such as the failure of a communicator whose calls the graph has; `OverBudget` if the graph
+    /// budget does not hold the executable; the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Timepoint> {
         let default = &*self.0.default;
@@ -256,12 +273,18 @@ impl Graph {
 
     fn submit(&self, core: &StreamCore) -> Result<Timepoint> {
         self.0.checks.iter().try_for_each(|check| check.before())?;
-        let point = self.submit_checked(core)?;
+        let point = match self.submit_checked(core) {
+            Ok(point) => point,
+            Err(Missed::Executable) => self.launch_again(core)?,
+            Err(Missed::Error(e)) => return Err(e),
+        };
         self.0.checks.iter().for_each(|check| check.launched(point));
         Ok(point)
     }
 
-    fn submit_checked(&self, core: &StreamCore) -> Result<Timepoint> {
+    // A call of its own would return a `Result` through memory.
+    #[inline(always)]
+    fn submit_checked(&self, core: &StreamCore) -> Result<Timepoint, Missed> {
         let inner = &*self.0;
         core.wait_for_room()?;
         let guard = inner.arena.launch()?;
@@ -271,6 +294,7 @@ impl Graph {
         let mut state = inner.state.lock();
         let ExecState { instances, outside, growing, last, launches, plan, names, .. } =
             &mut *state;
+        let executable = instances.current().ok_or(Missed::Executable)?;
         let outside = WithHeld::add(outside, &inner.held);
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
@@ -303,7 +327,7 @@ impl Graph {
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their
         // owners until their timepoints have passed: outside buffers and the arena are marked
         // below, the backend holds the exec while it runs.
-        let value = unsafe { core.submit(scratch, &Op::Graph(instances.current()), outside.uses) }
+        let value = unsafe { core.submit(scratch, &Op::Graph(executable.exec()), outside.uses) }
             .inspect_err(|_| inner.begun.store(*launches, Ordering::Release))?;
         let point = timeline.at(value);
         // SAFETY: the launch at this timepoint waited for what was gathered, and the submission
@@ -311,7 +335,7 @@ impl Graph {
         unsafe { locked.mark(point) };
         guard.launched(point);
         *last = point.into();
-        instances.launched(point);
+        executable.launched(point);
         *launches = number;
         for Signal { event, time } in &inner.events {
             match time {
@@ -324,6 +348,27 @@ impl Graph {
             }
         }
         Ok(point)
+    }
+
+    /// A launch of a graph whose executable was taken back.
+    #[cold]
+    #[inline(never)]
+    fn launch_again(&self, core: &StreamCore) -> Result<Timepoint> {
+        let inner = &*self.0;
+        inner.wanted.fetch_add(1, Ordering::AcqRel);
+        let launched = loop {
+            if let Err(e) = inner.ensure_executable(Occasion::Launch) {
+                break Err(e);
+            }
+            match self.submit_checked(core) {
+                Ok(point) => break Ok(point),
+                // An update has given it up meanwhile.
+                Err(Missed::Executable) => {}
+                Err(Missed::Error(e)) => break Err(e),
+            }
+        };
+        inner.wanted.fetch_sub(1, Ordering::AcqRel);
+        launched
     }
 
     /// How many operations were recorded.
@@ -357,7 +402,8 @@ impl Graph {
         self.0.arena.bytes()
     }
 
-    /// Bytes that the instantiated graph holds beside its memory, as far as the backend knows.
+    /// Bytes that the instantiated graph holds beside its memory, as far as the backend knows. 0
+    /// while its executable is taken back ([`GraphBudget`](super::GraphBudget)).
     #[must_use]
     pub fn exec_bytes(&self) -> u64 {
         self.0.state.lock().instances.bytes()
@@ -384,7 +430,8 @@ impl Graph {
     /// The graph is then what recording with the new values would have given. A change that alters
     /// which operations depend on which (a buffer that now meets another), which are redundant, or
     /// what a kernel may read early, instantiates the graph anew, and says so; so does one of a
-    /// copy's or fill's buffer.
+    /// copy's or fill's buffer. The old executable goes before the new one comes. If that fails,
+    /// the graph is as it was, and its next launch makes the executable again.
     ///
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
@@ -394,8 +441,30 @@ impl Graph {
     /// suspended pool; `InvalidState` in a host call of the graph itself while all of its instances
     /// are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
+        let mut others = false;
+        loop {
+            match self.try_update(update, others)? {
+                Tried::Done(outcome) => return Ok(outcome),
+                // Without the lock: what goes may be anybody's closure.
+                Tried::Without(old) => {
+                    drop(old);
+                    others = true;
+                }
+                Tried::After(after) => self.0.runtime.wait_over_or_moment(after)?,
+            }
+        }
+    }
+
+    /// Updates the graph, unless something must go or be over first. `others`: its executables have
+    /// gone already.
+    fn try_update(&self, update: &GraphUpdate<'_>, others: bool) -> Result<Tried> {
         let inner = &*self.0;
-        let mut state = self.changeable_state()?;
+        // Declared before the state, so dropped without it.
+        let mut seen = Seen::default();
+        let mut state = inner.state.lock();
+        if let Some(busy) = state.instances.obstacle() {
+            return Ok(Tried::After(Some(busy)));
+        }
         // A driver looks at the addresses.
         let new = update.buffers.iter().map(|(_, new)| &***new);
         check_all_present(state.outside.iter().map(|o| &*o.lease).chain(new))?;
@@ -454,47 +523,151 @@ impl Graph {
         inner.check_launches(&recorded, &changed)?;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        let same = redundant == state.redundant
+        let same = !others
+            && redundant == state.redundant
             && plan.pred == state.plan.pred
             && plan.pred_at == state.plan.pred_at
             && plan.early == state.plan.early;
         // SAFETY: the same operations as when the graph was built, with buffers and parameters that
         // were checked alike, and dependencies derived anew.
-        let make = || unsafe { inner.runtime.device.instantiate(plan.clone()) };
-        // SAFETY: an instance that is idle was waited for above, and the lock of the state keeps
-        // launches and updates out. The plan that was derived anew has the same dependencies, and
-        // buffers and parameters were checked as when they were recorded.
-        let in_place =
-            same && unsafe { state.instances.change(&plan, &redundant, &changed, make) }?;
-        let fresh = if in_place { None } else { Some(Instances::new(make()?)) };
-        let outcome = if in_place { UpdateOutcome::InPlace } else { UpdateOutcome::Reinstantiated };
-        // Launches that are pending hold their instances by themselves.
-        let old_instances = fresh.map(|fresh| std::mem::replace(&mut state.instances, fresh));
+        let instantiate = || unsafe { inner.runtime.device.instantiate(plan.clone()) };
+        let mut demand = Demand { nodes: plan.len(), known: state.known, occasion: Occasion::New };
+        let executables = &inner.runtime.executables;
+        let change = if same {
+            // SAFETY: an instance that is idle was waited for above, and the lock of the state
+            // keeps launches and updates out. The plan that was derived anew has the same
+            // dependencies, and buffers and parameters were checked as when they were recorded.
+            unsafe {
+                state.instances.change(&plan, &redundant, &changed, || {
+                    executables.make(&mut demand, &mut seen, instantiate)
+                })
+            }?
+        } else {
+            Change::TakesOthers
+        };
+        let outcome = match change {
+            Change::Done => UpdateOutcome::InPlace,
+            Change::After(after) => {
+                state.known = demand.known;
+                return Ok(Tried::After(after));
+            }
+            // Launches that are pending hold their instances by themselves.
+            Change::TakesOthers if !state.instances.is_empty() => {
+                return Ok(Tried::Without(state.instances.take()));
+            }
+            Change::TakesOthers => {
+                demand.known = None;
+                match executables.make(&mut demand, &mut seen, instantiate)? {
+                    Made::Now(executable) => state.instances.put(executable),
+                    Made::After(after) => return Ok(Tried::After(after)),
+                }
+                UpdateOutcome::Reinstantiated
+            }
+        };
         let old = (
             std::mem::replace(&mut state.recorded, recorded),
             std::mem::replace(&mut state.plan, plan),
         );
         state.redundant = redundant;
         state.names = None;
+        state.known = demand.known;
         let old_outside = state.swap_outside(&swaps);
         drop(state);
         // Without the lock: what goes may be anybody's closure.
-        drop((old, old_outside, old_instances));
-        Ok(outcome)
+        drop((old, old_outside));
+        Ok(Tried::Done(outcome))
+    }
+}
+
+/// The reason for which nothing was submitted.
+enum Missed {
+    /// The executable was taken back.
+    Executable,
+    Error(Error),
+}
+
+impl From<Error> for Missed {
+    #[inline]
+    fn from(e: Error) -> Self {
+        Self::Error(e)
+    }
+}
+
+/// The outcome of an attempt to update a graph.
+enum Tried {
+    Done(UpdateOutcome),
+    /// These executables go first.
+    Without(Vec<Executable>),
+    /// This launch must be over first, or a moment pass.
+    After(Option<Timepoint>),
+}
+
+impl Holder for Inner {
+    fn look(&self) -> Option<Look> {
+        let state = self.state.try_lock()?;
+        if state.instances.is_empty() || self.wanted.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        Some(Look {
+            launches: state.launches,
+            last: state.last,
+            stays: !self.checks.is_empty(),
+            bytes: state.instances.bytes(),
+        })
     }
 
-    /// The state, once it has an instance that can be changed.
-    fn changeable_state(&self) -> Result<MutexGuard<'_, ExecState>> {
-        loop {
-            let state = self.0.state.lock();
-            let Some(busy) = state.instances.obstacle() else { return Ok(state) };
-            drop(state);
-            self.0.runtime.wait_over(busy)?;
+    fn give_up(&self) -> Option<GivenUp> {
+        let mut state = self.state.try_lock()?;
+        let idle = state.last.has_passed() || planted(Defect::TakenInFlight);
+        if !idle || state.instances.is_empty() || self.wanted.load(Ordering::Acquire) > 0 {
+            return None;
         }
+        let served = state.again_at.take().map(|at| state.launches - at);
+        Some(GivenUp { executables: state.instances.take(), served })
     }
 }
 
 impl Inner {
+    /// Makes the executable, if there is none. Waits for room without the state.
+    ///
+    /// # Errors
+    /// `OverBudget`; `Suspended` for a buffer of a suspended pool; the driver's own. The graph is
+    /// as it was then.
+    #[cold]
+    fn ensure_executable(&self, occasion: Occasion) -> Result<()> {
+        let executables = &self.runtime.executables;
+        loop {
+            // Declared before the state, so dropped without it.
+            let mut seen = Seen::default();
+            let mut state = self.state.lock();
+            if !state.instances.is_empty() {
+                return Ok(());
+            }
+            // A driver looks at the addresses.
+            check_all_present(state.outside.iter().map(|o| &*o.lease))?;
+            let mut demand = Demand { nodes: state.plan.len(), known: state.known, occasion };
+            // SAFETY: the recording took only pipelines, timepoints and graphs of this runtime, and
+            // checked each operation as an eager one, and updates did the same. The plan derives
+            // its dependencies from their accesses. The graph's buffers are held until its launches
+            // are over.
+            let made = executables.make(&mut demand, &mut seen, || unsafe {
+                self.runtime.device.instantiate(state.plan.clone())
+            });
+            state.known = demand.known;
+            match made? {
+                Made::Now(executable) => {
+                    state.instances.put(executable);
+                    state.again_at = (occasion == Occasion::Launch).then_some(state.launches);
+                    return Ok(());
+                }
+                Made::After(after) => {
+                    drop(state);
+                    self.runtime.wait_over_or_moment(after)?;
+                }
+            }
+        }
+    }
+
     /// Asks the kernels about the launches that an update changed, as they are now.
     fn check_launches(&self, recorded: &OpList, changed: &[bool]) -> Result<()> {
         for (node, rules) in self.rules.iter().filter(|(node, _)| changed[*node as usize]) {

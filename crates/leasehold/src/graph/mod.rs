@@ -23,7 +23,9 @@
 //! # }
 //! ```
 
+mod budget;
 mod exec;
+mod executables;
 mod instances;
 mod operator;
 mod optimise;
@@ -31,9 +33,12 @@ mod record;
 mod recording;
 mod stop;
 
+pub(crate) use executables::Executables;
 pub(crate) use recording::Recording;
 
+pub use budget::GraphBudget;
 pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
+pub use executables::GraphStats;
 pub use operator::GraphOperator;
 pub use record::GraphRecording;
 pub use stop::{LaunchCheck, Note, StopCheck};

@@ -363,12 +363,13 @@ impl Carrier {
         let core = self.runtime.create_core(&StreamDesc::default())?;
         let list: Vec<Op<'_>> =
             transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
+        let mut turn = core.submit_guard()?;
+        let trace = &mut turn.scratch().trace;
         // SAFETY: both buffers are held here and marked below; the graph's launch has waited for
         // all that used them before, and what uses them next waits for the launch.
-        let point = core.timeline.at(unsafe {
-            let mut turn = core.submit_guard()?;
-            core.submit_list(&mut turn.scratch().trace, &list, &[self.buffer.read()])?
-        });
+        let value = unsafe { core.submit_list(trace, &list, &[self.buffer.read()]) }?;
+        drop(turn);
+        let point = core.timeline.at(value);
         // Beside the launch's own marks: should the wait fail, that may be over first.
         self.buffer.used_on(point);
         self.staging.used_on(point);

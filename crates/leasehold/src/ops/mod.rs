@@ -8,6 +8,7 @@
 //!
 //! On a stream of a recording they are noted in it, and each launch of the graph runs them.
 
+mod batch;
 mod between;
 mod borrow;
 mod call;

@@ -4,11 +4,12 @@
 //! This module must not know the facade.
 
 use crate::event::Events;
+use crate::graph::Executables;
 use crate::stream::{StreamCore, in_host_call};
 use crate::trace::recorder::{Recorder, What};
 use crate::trace::tracks::Tracks;
 use crate::view::{Operand, View};
-use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
+use leasehold_alloc::{Allocator, Buffer, Layout, On, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint, TryOnceLock};
@@ -91,6 +92,7 @@ pub(crate) struct RuntimeInner {
     /// Streams beside the default one, to find who advances a timeline.
     pub(super) streams: Mutex<Vec<Weak<StreamCore>>>,
     pub(super) warned_pageable: AtomicBool,
+    pub(crate) executables: Arc<Executables>,
     /// Devices of the same backend that were asked about, and whether copies between the two are
     /// the driver's.
     peers: Mutex<Vec<(DeviceId, bool)>>,
@@ -115,6 +117,7 @@ impl RuntimeInner {
             id,
             limits: *device.limits(),
             default: Mutex::new(Arc::new(StreamCore::new(stream))),
+            executables: Executables::new(memory.clone()),
             memory,
             pinned: TryOnceLock::default(),
             total,
@@ -245,6 +248,19 @@ impl RuntimeInner {
         all
     }
 
+    /// Allocates, which a trace notes if one is on.
+    pub(crate) fn traced_alloc(
+        &self,
+        memory: &Allocator,
+        layout: Layout,
+        on: On<'_>,
+    ) -> Result<Lease<Buffer>> {
+        match self.recorder() {
+            Some(recorder) => recorder.allocation(memory, layout, on),
+            None => memory.alloc(layout, on),
+        }
+    }
+
     /// Makes a call, which a trace notes if one is on.
     pub(crate) fn traced<R>(&self, what: What, call: impl FnOnce() -> Result<R>) -> Result<R> {
         match self.recorder() {
@@ -327,6 +343,17 @@ impl RuntimeInner {
             point.timeline().ask(point.value());
             std::thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits as [`wait_over`](Self::wait_over), or for a moment where nothing is known to wait for.
+    pub(crate) fn wait_over_or_moment(&self, point: Option<Timepoint>) -> Result<()> {
+        match point {
+            Some(point) => self.wait_over(point),
+            None => {
+                std::thread::sleep(Duration::from_micros(20));
+                Ok(())
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! This module must not know streams or runtimes.
 
-use leasehold_alloc::{AllocStats, Allocator, Buffer, Layout};
+use leasehold_alloc::{AllocStats, Allocator, Buffer, Layout, On};
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use leasehold_core::{Lease, Name, Result, Timepoint};
@@ -186,16 +186,16 @@ impl Recorder {
         result
     }
 
-    /// Notes an allocation, and what the allocator did for it: the sums of all threads.
+    /// Allocates, and notes what the allocator did for it: the sums of all threads.
     pub(crate) fn allocation(
         &self,
         memory: &Allocator,
         layout: Layout,
-        take: impl FnOnce() -> Result<Lease<Buffer>>,
+        on: On<'_>,
     ) -> Result<Lease<Buffer>> {
         let before = memory.stats();
         let begun = self.now();
-        let result = take();
+        let result = memory.alloc(layout, on);
         let error = result.as_ref().err().map(ToString::to_string);
         let after = memory.stats();
         let what = What::Allocation {

@@ -294,6 +294,7 @@ fn name_of(op: &Op<'_>) -> String {
 fn bytes_of(op: &Op<'_>) -> Option<u64> {
     match op {
         Op::Copy(c) => Some(c.width.saturating_mul(c.rows)),
+        Op::Copies(c) => Some(c.bytes()),
         Op::Fill(f) => Some(f.bytes),
         Op::Upload(u) => Some(u.bytes),
         Op::Download(d) => Some(d.bytes),

@@ -6,6 +6,7 @@ mod borrowed;
 mod common;
 mod compile_fail;
 mod contexts;
+mod copies;
 #[cfg(feature = "cuda")]
 mod cuda_sources;
 mod errors;
@@ -13,6 +14,8 @@ mod events;
 mod forged;
 #[cfg(feature = "future")]
 mod futures;
+#[cfg(feature = "cuda")]
+mod graph_budget;
 mod graph_updates;
 mod graphs;
 mod growing;

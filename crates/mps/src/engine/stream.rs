@@ -351,6 +351,17 @@ impl MpsStream {
                 return self.timestamp(e, timestamp.native(), value).map(|()| true);
             }
             Op::Copy(c) => (transfers.copy(c)?, c.width.saturating_mul(c.rows)),
+            Op::Copies(copies) => {
+                let mut any = false;
+                for piece in copies.pieces() {
+                    if let Some(transfer) = transfers.copy(&piece.alone())? {
+                        // SAFETY: the caller vouches for both sides of the piece.
+                        unsafe { self.transfer(e, &transfer, piece.bytes, value) }?;
+                        any = true;
+                    }
+                }
+                return Ok(any);
+            }
             Op::Fill(f) => (transfers.fill(f)?, f.bytes),
             Op::Upload(u) => {
                 let from = staged.unwrap_or((u.src as u64, 0));
@@ -506,7 +517,9 @@ unsafe impl DriverStream for MpsStream {
     #[inline]
     fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
-            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::WriteTimestamp(_) => true,
+            Op::Dispatch(_) | Op::Copy(_) | Op::Copies(_) | Op::Fill(_) | Op::WriteTimestamp(_) => {
+                true
+            }
             Op::Upload(_) | Op::Download(_) => !needs_staging(&self.core, op),
             _ => false,
         }

@@ -6,9 +6,11 @@ mod collective_calls;
 mod collective_ends;
 mod collective_order;
 mod completions;
+mod copies;
 mod devices;
 mod events;
 mod faults;
+mod graph_budget;
 mod graphs;
 mod growing;
 mod kernels;
@@ -33,8 +35,10 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         memory::CASES,
         growing::CASES,
         transfers::CASES,
+        copies::CASES,
         kernels::CASES,
         graphs::CASES,
+        graph_budget::CASES,
         recordings::CASES,
         faults::CASES,
         peers::CASES,

@@ -30,7 +30,7 @@ pub(crate) enum Defect {
     FillsBytes,
     /// Fills omit the last element.
     FillsShort,
-    /// Copies omit the last byte of each row.
+    /// Copies omit the last byte of each row, and the last piece of several.
     CopiesShort,
     /// All timepoints are equal.
     StopsTheClock,

@@ -143,6 +143,10 @@ impl WrongStream {
             (Op::Copy(c), Defect::CopiesShort) => {
                 Op::Copy(Copy2d { width: c.width.saturating_sub(1), ..c })
             }
+            (Op::Copies(c), Defect::CopiesShort) => {
+                let pieces = c.pieces();
+                Op::Copies(Copies::new(&pieces[..pieces.len().saturating_sub(1)])?)
+            }
             (Op::Fill(f), Defect::CutsOffsets) => {
                 let _ = self.base.compare_exchange(
                     u64::MAX,

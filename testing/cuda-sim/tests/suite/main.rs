@@ -2,6 +2,7 @@
 //! is the same.
 
 mod common;
+mod copies;
 mod external;
 mod faults;
 mod life;

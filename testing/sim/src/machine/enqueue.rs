@@ -11,6 +11,7 @@ use super::comm::{BoundMeet, Meet};
 use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
 use super::fault::Disturbance;
 use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
+use super::rng::Rng;
 use super::space::AccessScope;
 use super::{
     Event, EventId, ExecId, GraphId, Machine, MachineState, Queue, QueueFailure, QueueId, Raised,
@@ -19,6 +20,10 @@ use super::{
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Name, Result};
 use std::collections::VecDeque;
+
+/// The least bytes of a node of an executable graph, and how many sizes there are.
+const NODE_BYTES: u64 = 256;
+const NODE_SIZES: usize = 1793;
 
 /// The number of a semaphore's steps with a clock of their own.
 const RAISED: usize = 64;
@@ -347,13 +352,19 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes an executable graph from a template.
+    /// Makes an executable graph of a device from a template. Each node takes some of the device's
+    /// memory, by the seed: 256 to 2,048 bytes.
     ///
     /// # Errors
-    /// `NotFound`; an error of the fault plan.
-    pub fn instantiate(&self, graph: GraphId) -> Result<ExecId> {
+    /// `NotFound`; `OutOfMemory`; an error of the fault plan.
+    pub fn instantiate(&self, device: u32, graph: GraphId) -> Result<ExecId> {
         let mut state = self.enter_host("instantiate")?;
-        let exec = Exec::new(state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat());
+        let flat = state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat();
+        // A generator of its own: the choices of steps stay those of the seed.
+        let mut sizes = Rng::new(self.config().seed);
+        let bytes = (0..flat.len()).map(|_| NODE_BYTES + sizes.below(NODE_SIZES) as u64).sum();
+        state.space.charge(device, bytes)?;
+        let exec = Exec::new(flat, (device, bytes));
         let id = ExecId(state.id());
         state.execs.insert(id, exec);
         Ok(id)
@@ -377,13 +388,22 @@ impl Machine {
         self.lock().execs.get(&exec).map(Exec::len).ok_or_else(|| missing(exec))
     }
 
-    /// Destroys an executable graph. Enqueued launches still run.
+    /// Bytes of device memory that an executable graph takes.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn exec_bytes(&self, exec: ExecId) -> Result<u64> {
+        self.lock().execs.get(&exec).map(|e| e.memory.1).ok_or_else(|| missing(exec))
+    }
+
+    /// Destroys an executable graph, and gives its memory back. Enqueued launches still run.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn exec_destroy(&self, exec: ExecId) -> Result<()> {
         let mut state = self.lock();
         let gone = state.execs.remove(&exec).ok_or_else(|| missing(exec))?;
+        state.space.give_back(gone.memory);
         state.trash.push(Box::new(gone));
         Ok(())
     }

@@ -209,6 +209,15 @@ pub(crate) struct Exec {
     place: Vec<Option<u32>>,
     /// The ranks whose calls the nodes make.
     comms: Vec<CommId>,
+    /// The device whose memory the nodes take, and how much they take.
+    pub(super) memory: (u32, u64),
+}
+
+impl Flat {
+    /// The number of nodes.
+    pub(super) fn len(&self) -> usize {
+        self.actions.len()
+    }
 }
 
 impl Exec {
@@ -222,7 +231,7 @@ impl Exec {
         self.nodes.iter().any(|node| node.action.runs(kernel))
     }
 
-    pub(crate) fn new(flat: Flat) -> Self {
+    pub(crate) fn new(flat: Flat, memory: (u32, u64)) -> Self {
         let mut next: Vec<Vec<u32>> = vec![Vec::new(); flat.actions.len()];
         for (node, pred) in flat.pred.iter().enumerate() {
             pred.iter().for_each(|&p| next[p as usize].push(node as u32));
@@ -254,6 +263,7 @@ impl Exec {
             edges: Arc::new(Ancestors::new(flat.pred)),
             place: flat.place,
             comms,
+            memory,
         }
     }
 

@@ -276,7 +276,11 @@ impl Space {
         self.next_id - 1
     }
 
-    fn charge(&mut self, device: u32, bytes: u64) -> Result<()> {
+    /// Counts bytes of a device as used.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub(super) fn charge(&mut self, device: u32, bytes: u64) -> Result<()> {
         let used = &mut self.used[device as usize];
         match used.checked_add(bytes).filter(|&sum| sum <= self.limit) {
             Some(sum) => {
@@ -287,6 +291,11 @@ impl Space {
                 .note(format!("{used} of {} bytes are in use", self.limit))
                 .into()),
         }
+    }
+
+    /// Ends a [`charge`](Self::charge).
+    pub(super) fn give_back(&mut self, (device, bytes): (u32, u64)) {
+        self.used[device as usize] -= bytes;
     }
 
     /// Bytes in use of a device, and its total bytes.

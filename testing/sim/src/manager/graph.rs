@@ -36,9 +36,11 @@ impl GraphState {
         self.ops.len()
     }
 
-    /// Approximate bytes of host memory.
+    /// Bytes of device memory, and roughly those of host memory.
     pub fn bytes(&self) -> u64 {
-        self.ops.bytes() * 2 + self.ops.len() as u64 * size_of::<KernelCall>() as u64
+        let host = self.ops.bytes() * 2 + self.ops.len() as u64 * size_of::<KernelCall>() as u64;
+        // The executable exists as long as this state.
+        host + self.machine.exec_bytes(self.exec).unwrap_or(0)
     }
 
     /// Updates nodes for later launches, all of them or none.
@@ -148,9 +150,7 @@ impl Resource for Graphs {
     fn create(&self, _: Handle<tags::Graph>, plan: &Cell<Option<Plan>>) -> Result<GraphState> {
         let plan = plan.take().ok_or_else(|| Error::state("a plan is instantiated once"))?;
         let machine = &self.0.machine;
-        if !plan.is_empty() && plan.pred_at.len() != plan.len() + 1 {
-            return Err(Error::invalid("a plan without the predecessors of its nodes"));
-        }
+        plan.check()?;
         let template = Template(machine, machine.graph_create()?);
         let mut calls = Vec::with_capacity(plan.len());
         for (i, op) in plan.ops.iter().enumerate() {
@@ -164,7 +164,7 @@ impl Resource for Graphs {
             drop(child);
             calls.push(call.map(|c| (id, c)));
         }
-        let exec = machine.instantiate(template.1)?;
+        let exec = machine.instantiate(self.0.device, template.1)?;
         Ok(GraphState {
             machine: machine.clone(),
             exec,

@@ -98,11 +98,14 @@ impl StreamState {
         let mut calls = Vec::new();
         for op in ops {
             op.check(timeline, u32::MAX)?;
-            if let Op::Foreign(call) = op {
-                calls.push((commands.len(), *call));
-            } else {
+            match op {
+                Op::Foreign(call) => calls.push((commands.len(), *call)),
+                Op::Copies(copies) => {
+                    let alone = copies.pieces().iter().map(|piece| plain(&piece.alone()));
+                    commands.extend(alone.map(Command::Copy));
+                }
                 // SAFETY: the operation belongs to this submission, for which the caller vouches.
-                commands.extend(unsafe { self.command(op, value) }?);
+                _ => commands.extend(unsafe { self.command(op, value) }?),
             }
             held.push(op);
         }

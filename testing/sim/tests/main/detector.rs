@@ -258,7 +258,7 @@ fn a_stale_address_in_a_graph() {
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
     let g = m.graph_create().unwrap();
     m.graph_add(g, Node::Fill(FillCall::linear(at, N, 1, 1)), &[]).unwrap();
-    let exec = m.instantiate(g).unwrap();
+    let exec = m.instantiate(0, g).unwrap();
     m.enqueue(q, Command::Launch(exec)).unwrap();
     m.queue_synchronize(q, None).unwrap();
     m.free(at).unwrap();
@@ -399,7 +399,7 @@ fn graph(seed: u64, ordered: bool) -> Vec<Report> {
     let one = add(Node::Kernel(launch(&m, "sum", &[(at, N), (out, 1)], &[])), &[after]);
     let two = add(Node::Kernel(launch(&m, "sum", &[(at, N), (out + 1, 1)], &[])), &[bump]);
     add(Node::Fill(FillCall::linear(at, N, 0, 1)), &[one, two, bump]);
-    let exec = m.instantiate(g).unwrap();
+    let exec = m.instantiate(0, g).unwrap();
     for _ in 0..3 {
         m.enqueue(q, Command::Launch(exec)).unwrap();
     }

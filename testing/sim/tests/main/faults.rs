@@ -66,7 +66,7 @@ fn program(m: &Machine) -> Result<Vec<u8>> {
         }));
         let bump = m.graph_add(g, Node::Kernel(launch(m, "bump", &[(range, 64)], &[1])), &[])?;
         m.graph_add(g, Node::Copy(Transfer::linear(range, host, 64)), &[bump])?;
-        let exec = m.instantiate(g)?;
+        let exec = m.instantiate(0, g)?;
         undo.push(Box::new({
             let m = m.clone();
             move || _ = m.exec_destroy(exec)

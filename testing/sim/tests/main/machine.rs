@@ -465,7 +465,7 @@ fn a_graph_runs_in_an_order_that_its_edges_allow_and_updates_change_later_launch
             .graph_add(g, Node::Kernel(launch(&m, "bump", &[(at, 64)], &[1])), &[left, inner])
             .unwrap();
         m.graph_add(g, note("last"), &[bump]).unwrap();
-        let exec = m.instantiate(g).unwrap();
+        let exec = m.instantiate(0, g).unwrap();
         assert_eq!((m.graph_len(g).unwrap(), m.exec_len(exec).unwrap()), (5, 6));
         m.enqueue(q, Command::Launch(exec)).unwrap();
         // The launch keeps its parameters from the time of the enqueue.
@@ -494,7 +494,7 @@ fn graphs_record_events_and_refuse_wrong_updates() {
     let g = m.graph_create().unwrap();
     let set = m.graph_add(g, Node::Fill(FillCall::linear(at, 8, 1, 1)), &[]).unwrap();
     let record = m.graph_add(g, Node::Record(event), &[set]).unwrap();
-    let exec = m.instantiate(g).unwrap();
+    let exec = m.instantiate(0, g).unwrap();
     m.enqueue(q, Command::Launch(exec)).unwrap();
     m.enqueue(other, Command::WaitEvent(event)).unwrap();
     fill(&m, other, at, 8, 2);
@@ -519,7 +519,7 @@ fn a_capture_takes_commands_into_a_graph() {
     let g = m.capture_end(q).unwrap();
     m.queue_synchronize(q, None).unwrap();
     assert_eq!((m.graph_len(g).unwrap(), peek(&m, at, 8)), (2, vec![0; 8]));
-    let exec = m.instantiate(g).unwrap();
+    let exec = m.instantiate(0, g).unwrap();
     m.enqueue(q, Command::Launch(exec)).unwrap();
     m.queue_synchronize(q, None).unwrap();
     assert_eq!(peek(&m, at, 8), [2; 8]);

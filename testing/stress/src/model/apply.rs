@@ -146,7 +146,7 @@ impl Model {
                 let held = self.stream(stream)?;
                 self.hold(stream, held);
             }
-            Step::Trim => {}
+            Step::Trim | Step::TakeIdle => {}
             Step::Open => {
                 (self.shape.far != Far::None && !self.far_open).then_some(())?;
                 self.far_open = true;

@@ -58,6 +58,10 @@ pub(crate) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
         }
         Op::Upload { .. } => from.is_empty(),
         Op::Copy => from.len() == 1 && work.from[0].len == len,
+        Op::Copies => {
+            let bytes = work.from.iter().map(|f| u64::from(f.len)).sum::<u64>();
+            !from.is_empty() && bytes == u64::from(len)
+        }
         Op::Pinned => {
             let pinned = |s: Slot| (PINNED..TEMPS).contains(&s);
             from.len() == 1
@@ -89,8 +93,8 @@ pub(crate) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
         }
     };
     let device = |s: &Span| s.slot < PINNED || s.slot >= TEMPS;
-    let placed =
-        matches!(work.op, Op::Pinned) || (device(&work.to) && work.from.iter().all(device));
+    let placed = matches!(work.op, Op::Pinned | Op::Copies)
+        || (device(&work.to) && work.from.iter().all(device));
     (apart && fits && placed).then_some(())
 }
 
@@ -108,6 +112,7 @@ pub(crate) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data
         }
         Op::Upload { seed, .. } => to.copy_from_slice(&bytes(seed, to.len())),
         Op::Copy | Op::Pinned => to.copy_from_slice(&inputs[0]),
+        Op::Copies => to.copy_from_slice(&inputs.concat()),
         Op::Copy2d { width, rows, from_pitch, to_pitch } => {
             for row in 0..rows as usize {
                 let from = &inputs[0][row * from_pitch as usize..][..width as usize];

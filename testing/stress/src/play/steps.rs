@@ -8,6 +8,7 @@ use crate::scenes;
 use crate::step::{FAR_STREAM, Node, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
 use crate::work::{self, compare, operands};
 use leasehold::backend::sync::atomic::Ordering;
+use leasehold::graph::GraphBudget;
 use leasehold::{Buffer, Current, Lease, Operand, Result, Stream, View};
 use std::time::Duration;
 
@@ -108,6 +109,7 @@ impl World {
                 refuses(&self.stream(0)?, &get(&self.buffers, slot).ok_or(EMPTY)?)?
             }
             Step::Trim => drop(runtime.allocator().trim(0)?),
+            Step::TakeIdle => drop(GraphBudget::of(runtime).take_idle()),
             Step::Wrong(kind, slot) => {
                 let buffer = self.buffer(slot)?;
                 scenes::refused(runtime, &self.stream(0)?, &buffer, kind).or_else(wrong)?;

@@ -56,6 +56,8 @@ pub struct DeviceProperties {
     pub memory_pools: bool,
     /// Streams can write and await 64-bit words.
     pub stream_words: bool,
+    /// One call copies several ranges (12.8 and newer).
+    pub copy_batch: bool,
     /// Device and host share one address space.
     pub unified_addressing: bool,
     /// Memory can be shared with other processes by file descriptor.

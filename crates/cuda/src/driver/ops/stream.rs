@@ -54,6 +54,28 @@ impl NativeCopy {
     }
 }
 
+/// 1-D copies of one call, which run in any order. The lists have equal lengths.
+#[derive(Debug, Clone, Copy)]
+pub struct NativeBatch<'a> {
+    /// The source addresses.
+    pub src: &'a [u64],
+    /// The destination addresses.
+    pub dst: &'a [u64],
+    /// Bytes of each copy; not 0.
+    pub bytes: &'a [usize],
+    /// When the driver may read the sources.
+    pub order: SourceOrder,
+}
+
+/// When the driver may read the sources of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SourceOrder {
+    /// In the stream's order.
+    Stream,
+    /// At any time between the call and the end of the copies.
+    Any,
+}
+
 /// The kinds of memory at both sides of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyKind {
@@ -176,6 +198,15 @@ pub trait StreamOps {
     /// # Safety
     /// - Both ranges live until the copy is over. `kind` is true.
     unsafe fn copy(&self, stream: NativeStream, copy: &NativeCopy) -> Result<()>;
+
+    /// Copies several ranges: `cuMemcpyBatchAsync`. Only for a driver with
+    /// [`copy_batch`](super::DeviceProperties::copy_batch). Refused while the stream is captured.
+    ///
+    /// # Safety
+    /// - As [`copy`](Self::copy), for memory that this context reaches by its address. No copy
+    ///   accesses what another one writes.
+    /// - With [`SourceOrder::Any`], nobody writes a source between the call and the end.
+    unsafe fn copy_batch(&self, stream: NativeStream, batch: &NativeBatch<'_>) -> Result<()>;
 
     /// Copies between devices that cannot reach each other: `cuMemcpyPeerAsync`.
     ///

@@ -181,11 +181,13 @@ functions! {
         cuFuncLoad(CUfunction);
         cuGraphAddDependencies_v2(CUgraph, *const CUgraphNode, *const CUgraphNode, *const sys::CUgraphEdgeData, usize);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+        cuMemcpyBatchAsync_v2(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream);
     }
     unchecked {
         cuGetErrorName(c_int, *mut *const c_char);
         cuCtxCreate_v2(*mut CUcontext, c_uint, CUdevice);
         cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        cuMemcpyBatchAsync(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
     }
 }
 
@@ -205,6 +207,12 @@ fn absent() -> Error {
 }
 
 impl Functions {
+    /// Whether one call copies several ranges: the form of 13.0, or that of 12.8, which names the
+    /// copy that failed.
+    pub fn has_copy_batch(&self) -> bool {
+        self.cuMemcpyBatchAsync_v2.is_some() || self.cuMemcpyBatchAsync.is_some()
+    }
+
     /// The driver's name for a code, including codes newer than this crate.
     pub fn error_name(&self, code: i32) -> Option<Box<str>> {
         let mut name: *const c_char = std::ptr::null();

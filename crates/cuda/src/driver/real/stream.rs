@@ -11,8 +11,8 @@ use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::code;
 use crate::driver::ops::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent,
-    NativeFill, NativeStream, Progress, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeContext, NativeCopy,
+    NativeEvent, NativeFill, NativeStream, Progress, StreamOps,
 };
 use crate::driver::probe;
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
@@ -207,6 +207,34 @@ impl StreamOps for RealDriver {
                 drive!(self, cuMemcpyDtoDAsync_v2(copy.dst, copy.src, bytes, stream))
             }
         }
+    }
+
+    unsafe fn copy_batch(&self, stream: NativeStream, batch: &NativeBatch<'_>) -> Result<()> {
+        let count = batch.bytes.len();
+        if batch.src.len() != count || batch.dst.len() != count {
+            return Err(Error::invalid("the lists of a batch have unequal lengths"));
+        }
+        // The driver reads the lists during the call, and writes none of them.
+        let (dst, src) = (batch.dst.as_ptr().cast_mut(), batch.src.as_ptr().cast_mut());
+        let (bytes, stream) = (batch.bytes.as_ptr().cast_mut(), stream.0 as CUstream);
+        let mut attributes = conv::batch_attributes(batch.order);
+        // One set of attributes, from the first copy on.
+        let (mut from, mut failed) = (0, 0);
+        self.call("cuMemcpyBatchAsync", 0, |f| {
+            let (attributes, from) = (&raw mut attributes, &raw mut from);
+            match (f.cuMemcpyBatchAsync_v2, f.cuMemcpyBatchAsync) {
+                // SAFETY: the lists have `count` elements each, and the other pointers are to
+                // locals. The caller vouches for the memory and for the stream.
+                (Some(copy), _) => unsafe {
+                    copy(dst, src, bytes, count, attributes, from, 1, stream)
+                },
+                // SAFETY: as above.
+                (None, Some(copy)) => unsafe {
+                    copy(dst, src, bytes, count, attributes, from, 1, &raw mut failed, stream)
+                },
+                (None, None) => code::NOT_SUPPORTED,
+            }
+        })
     }
 
     unsafe fn copy_peer(

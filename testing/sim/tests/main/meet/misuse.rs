@@ -147,7 +147,7 @@ fn captured_on_one(on_mismatch: OnMismatch) -> Ranks {
     let sum = CommOp::AllReduce(Reduction::Sum);
     r.m.capture_begin(r.queues[0]).unwrap();
     r.enqueue(0, sum, Element::F32, 8);
-    let exec = r.m.instantiate(r.m.capture_end(r.queues[0]).unwrap()).unwrap();
+    let exec = r.m.instantiate(0, r.m.capture_end(r.queues[0]).unwrap()).unwrap();
     r.m.enqueue(r.queues[0], Command::Launch(exec)).unwrap();
     r.enqueue(1, sum, Element::F32, 8);
     r
@@ -196,7 +196,7 @@ fn a_graph_of_an_aborted_rank_is_refused() {
     r.prepare(|rank| input(rank, Element::U8, 8));
     r.m.capture_begin(r.queues[0]).unwrap();
     r.enqueue(0, CommOp::AllGather, Element::U8, 8);
-    let exec = r.m.instantiate(r.m.capture_end(r.queues[0]).unwrap()).unwrap();
+    let exec = r.m.instantiate(0, r.m.capture_end(r.queues[0]).unwrap()).unwrap();
     r.m.enqueue(r.queues[0], Command::Launch(exec)).unwrap();
     r.m.queue_synchronize(r.queues[0], None).unwrap();
     r.m.comm_abort(r.comms[0]).unwrap();

@@ -66,7 +66,7 @@ fn memory_that_is_freed_before_a_call_begins_is_reported() {
         }
         r.enqueue(0, CommOp::AllGather, Element::U8, 32);
         if captured {
-            let exec = r.m.instantiate(r.m.capture_end(r.queues[0]).unwrap()).unwrap();
+            let exec = r.m.instantiate(0, r.m.capture_end(r.queues[0]).unwrap()).unwrap();
             r.m.enqueue(r.queues[0], Command::Launch(exec)).unwrap();
         }
         r.m.free(r.from[0]).unwrap();
@@ -145,7 +145,7 @@ fn a_graph_meets_at_each_launch_and_computes_the_same() {
                 r.enqueue(rank, sum, Element::Bf16, 32);
                 r.enqueue(rank, CommOp::Barrier, Element::U8, 0);
                 let graph = r.m.capture_end(q).unwrap();
-                let exec = r.m.instantiate(graph).unwrap();
+                let exec = r.m.instantiate(0, graph).unwrap();
                 r.m.graph_destroy(graph).unwrap();
                 exec
             })
