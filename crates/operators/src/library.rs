@@ -7,7 +7,7 @@ use crate::kernels::cpu::KERNELS;
 use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::linear::Linear;
 use crate::kernels::cpu::tile::{Kernel, KernelSpec, Launch, Refusal};
-use crate::kernels::cuda::CudaSpec;
+use crate::kernels::cuda::{CudaSpec, Module};
 use crate::kernels::mps::MpsSpec;
 use crate::kernels::{cuda, mps};
 use leasehold::kernel::{
@@ -39,6 +39,18 @@ pub const SIM: &str = "sim";
 /// # Errors
 /// `InvalidArgument` if one of the names is registered already.
 pub fn register(registry: &Registry) -> Result<()> {
+    // SAFETY: these are the modules' own sources.
+    unsafe { register_with(registry, &Module::kernel_source) }
+}
+
+/// As [`register`], with what `source` gives as the code of a CUDA module.
+///
+/// # Safety
+/// - As [`Library::with_sources`].
+unsafe fn register_with(
+    registry: &Registry,
+    source: &dyn Fn(&Module) -> KernelSource<'static>,
+) -> Result<()> {
     for spec in KERNELS {
         // A variant for instructions that this machine lacks would end the process.
         for &(isa, entry) in spec.variants.iter().filter(|(isa, _)| isa.available()) {
@@ -54,7 +66,7 @@ pub fn register(registry: &Registry) -> Result<()> {
         // SAFETY: the function of that name runs the CPU kernel over the tiles that the parameters
         // require, and checks them again.
         unsafe { registry.register(SIM, describe(spec, blocks, spec.name.into(), named)) }?;
-        let code = cuda.module.kernel_source();
+        let code = source(cuda.module);
         // SAFETY: the source accepts every launch that the check accepts. It has the CPU kernel's
         // operands and indexes them by the parameters alone, within the sizes that the plan
         // requires. It checks values that it reads from memory.
@@ -71,7 +83,7 @@ pub fn register(registry: &Registry) -> Result<()> {
     for cuda in cuda::TENSOR_KERNELS {
         let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
         for arch in cuda.archs {
-            let code = cuda.module.kernel_source();
+            let code = source(cuda.module);
             let desc = describe(spec, blocks, cuda.entry.into(), code);
             // SAFETY: as a source for all CUDA devices, for launches whose parameters the check
             // finds taken.
@@ -253,6 +265,31 @@ impl Library {
     pub fn with_level(runtime: &Runtime, isa: Option<Isa>) -> Result<Library> {
         let registry = Registry::new();
         register(&registry)?;
+        Self::of_registry(runtime, &registry, isa)
+    }
+
+    /// A separate library whose CUDA kernels are what `source` gives for each module, to measure
+    /// kernels. As the runtime's extension it is the library of all operators of this runtime:
+    /// `runtime.extension(|r| unsafe { Library::with_sources(r, &source) })`, before the first
+    /// operator.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device for which the build has no kernels.
+    ///
+    /// # Safety
+    /// - The code that `source` gives has the module's kernels. They accept every launch that those
+    ///   of the module's own source accept, and access no other memory of operands.
+    pub unsafe fn with_sources(
+        runtime: &Runtime,
+        source: &dyn Fn(&Module) -> KernelSource<'static>,
+    ) -> Result<Library> {
+        let registry = Registry::new();
+        // SAFETY: this function's own condition.
+        unsafe { register_with(&registry, source) }?;
+        Self::of_registry(runtime, &registry, None)
+    }
+
+    fn of_registry(runtime: &Runtime, registry: &Registry, isa: Option<Isa>) -> Result<Library> {
         let mut info = runtime.info().clone();
         if let Some(isa) = isa {
             let arch = arch_of(isa);

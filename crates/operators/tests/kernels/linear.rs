@@ -465,7 +465,8 @@ fn tensor_cores_multiply_large_matrices() {
     on_tensor_cores(Case { m: 129, k: 8, n: 8130, gap: 8, y: DType::F32, ..few }, 3, 7);
 }
 
-/// A row has the same bits beside 1 to 31 other ones, and in groups of 16 and of 32 rows of weights.
+/// A row has the same bits beside 1 to 31 other ones, and in groups of 16 and of 32 rows of
+/// weights.
 #[test]
 fn rows_that_stream_have_equal_bits() {
     let level = Level::Cuda("cuda/sm_90");
