@@ -62,8 +62,8 @@ impl Core {
         Ok(Some(Leaving { at, steps, whole }))
     }
 
-    /// Writes down how memory left a range. Returns its bytes, whether the range is gone, and whether
-    /// its reservation may go.
+    /// Writes down how memory left a range. Returns its bytes, whether the range is gone, and
+    /// whether its reservation may go.
     fn end_idle(&mut self, leaving: &Leaving) -> (u64, bool, bool) {
         let (mut freed, mut stays) = (0, 0);
         for step in &leaving.steps {

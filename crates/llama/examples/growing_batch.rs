@@ -88,7 +88,8 @@ fn main() -> Result<()> {
     let config = Config::from_slice(text.as_bytes(), "the config")?;
     let dtype = if arguments.len() > 1 { DType::Bf16 } else { DType::F32 };
     let plan = Plan { rows: number(2, 3)?, tokens: number(3, 120)?, steps: number(5, 16)? };
-    let positions = number(4, 400)?;
+    // (Sequences are decoded while the prompts of later ones are computed.)
+    let positions = number(4, 1000)?;
     let runtime = Runtime::open(device)?;
     let weights = match arguments.len() {
         0 | 1 => Weights::random(&config, dtype, 1)?,
@@ -114,10 +115,11 @@ fn main() -> Result<()> {
             let run = decode(&mut batch, &plan, words)?;
             let [half, most] = [50, 99].map(|share| run.times[run.times.len() * share / 100]);
             println!(
-                "{name:8} {text:6} step {half:.3} ms, p99 {most:.3}; {} calls of the driver; caches {:.0} of {:.0} MiB",
+                "{name:8} {text:6} step {half:.3} ms, p99 {most:.3}; {} calls of the driver; caches {:.0} of {:.0} MiB for {} tokens each",
                 run.calls,
                 mib(run.bytes.committed),
-                mib(run.bytes.most)
+                mib(run.bytes.most),
+                plan.tokens + run.texts.iter().map(Vec::len).sum::<usize>() / plan.rows
             );
             rounds.push((run, half));
         }

@@ -167,8 +167,8 @@ impl Growth {
         parts.map(|len| self.bytes(positions).saturating_sub(len)).sum()
     }
 
-    /// Has memory for the positions after those that a sequence has taken ahead, once it is near its
-    /// end. Does not wait.
+    /// Has memory for the positions after those that a sequence has taken ahead, once it is near
+    /// its end. Does not wait.
     pub(crate) fn ahead(&mut self, row: usize, filled: usize, positions: usize) {
         let bytes = self.bytes((filled + AHEAD).min(positions));
         if bytes > self.parts.len(row * self.each) && bytes > self.asked[row] {

@@ -204,7 +204,8 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// Memory for a sequence of each row of `draws`, at its position; if it `grows`, where that pays.
+    /// Memory for a sequence of each row of `draws`, at its position; if it `grows`, where that
+    /// pays.
     pub(crate) fn new(
         model: &Model,
         heads: ops::Heads,

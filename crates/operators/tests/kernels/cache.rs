@@ -189,7 +189,8 @@ proptest! {
         let q = Tensor::new(x, &noise(m * wide, seed));
         let (mut k, mut v) = (Tensor::new(x, &noise(m * kv, seed + 1)), Tensor::new(x, &noise(m * kv, seed + 2)));
         let caches = [3, 4].map(|i| Tensor::new(x, &noise(kv * POSITIONS, seed + i)));
-        // Rows with memory are those of a launch with so many; the others are NaN and append nothing.
+        // Rows with memory are those of a launch with so many; the others are NaN and append
+        // nothing.
         let rows = (room as i32 - from).clamp(0, m as i32) as usize;
         for isa in all_levels() {
             let [mut keys, mut values] = caches.clone();

@@ -1,5 +1,5 @@
-//! Batches whose caches grow: the texts are those of caches of the maximum, memory is what the texts
-//! need, and a sequence without memory is named before anything is computed.
+//! Batches whose caches grow: the texts are those of caches of the maximum, memory is what the
+//! texts need, and a sequence without memory is named before anything is computed.
 
 use super::*;
 use leasehold::Error;

@@ -52,8 +52,8 @@ params! {
 
 /// Rotates the heads of `x` in place.
 pub struct Rope;
-/// Copies rows of `kv_heads · head_dim` elements to a cache, at their positions: to the places that
-/// the layout has for keys. The cache has all of its memory.
+/// Copies rows of `kv_heads · head_dim` elements to a cache, at their positions: to the places
+/// that the layout has for keys. The cache has all of its memory.
 pub struct CacheAppend;
 /// Rotates queries in place, and appends rotated keys, and values, to their caches.
 pub struct RopeAppend;
@@ -240,8 +240,8 @@ fn sizes(p: &RopeParams) -> Sizes {
 /// Appends row `from` to a part of a cache at position `at`; rotates the row if angles are given.
 ///
 /// # Safety
-/// - `from` is a row of `kv_heads` heads; the cache has that part; `at` is one of its positions, and
-///   has memory.
+/// - `from` is a row of `kv_heads` heads; the cache has that part.
+/// - `at` is one of its positions, and has memory.
 #[inline(always)]
 unsafe fn append<S: Simd>(
     s: S,
