@@ -65,3 +65,11 @@ pub static KERNELS: &[KernelSpec] = &[
     KernelSpec::of::<sampling::Advance>(),
     KernelSpec::of::<sampling::NextToken>(),
 ];
+
+impl KernelSpec {
+    /// The kernel called `name`.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        KERNELS.iter().find(|spec| spec.name == name)
+    }
+}

@@ -228,12 +228,6 @@ pub struct KernelSpec {
 }
 
 impl KernelSpec {
-    /// The kernel called `name`.
-    #[must_use]
-    pub fn find(name: &str) -> Option<&'static Self> {
-        super::KERNELS.iter().find(|spec| spec.name == name)
-    }
-
     /// The entry of kernel `K`.
     #[must_use]
     pub const fn of<K: Kernel>() -> Self {
