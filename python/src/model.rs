@@ -307,7 +307,7 @@ impl ModelObject {
             let slots = slots.unwrap_or(LARGEST_BATCH).min(waiting.len());
             let graphs = loaded.model.runtime().raw_device().caps().graphs;
             let mode = if graphs { Mode::Graph } else { Mode::Eager };
-            let batch = Batch::new(&loaded.model, slots, positions, mode)?;
+            let batch = Batch::preallocated(&loaded.model, slots, positions, mode)?;
             let ends = if at_eos { loaded.end_tokens().to_vec() } else { Vec::new() };
             let (live, pieces) = (BTreeMap::new(), VecDeque::new());
             let run = Run { loaded, batch, waiting, live, pieces, tokens, sampling, ends, stop };

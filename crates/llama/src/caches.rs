@@ -94,7 +94,6 @@ fn multiple(a: u64, b: u64) -> u64 {
 
 impl Growth {
     /// Memory for `rows` sequences, and the layout of each layer. `None` if it would not grow.
-    #[expect(clippy::type_complexity, reason = "a layout for each layer has one user")]
     fn new(
         model: &Model,
         heads: ops::Heads,

@@ -83,7 +83,7 @@ impl Runs<'_> {
 
     pub(super) fn results(&self, mode: Mode) -> Result<Results, Failure> {
         let count = self.prompts.len();
-        let mut batch = Batch::new(self.model, count, self.positions(), mode)?;
+        let mut batch = Batch::preallocated(self.model, count, self.positions(), mode)?;
         let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
         let ids = self.prompts.iter().map(add).collect::<leasehold::Result<Vec<_>>>()?;
         let (texts, logits) = (vec![Vec::new(); count], vec![Vec::new(); count]);
@@ -149,7 +149,7 @@ impl Runs<'_> {
         let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
         let room = self.positions() + 4 * starting + 16;
         let room = room.min(self.model.config().context());
-        let mut batch = Batch::new(self.model, sequences, room, mode)?;
+        let mut batch = Batch::preallocated(self.model, sequences, room, mode)?;
         let begin = Instant::now();
         for prompt in &self.prompts {
             let id = start(&mut batch, prompt)?;
@@ -268,7 +268,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
     }
     if a.verbose {
         let alone = Decoder::new(&model, runs.positions(), 1, Sampling::default())?;
-        let batch = Batch::new(&model, runs.prompts.len(), runs.positions(), Mode::Eager)?;
+        let batch = Batch::preallocated(&model, runs.prompts.len(), runs.positions(), Mode::Eager)?;
         operators::print(&alone.prompt_operators(a.on.prompt as usize)?, &batch.step_operators())?;
     }
     drop(runs);
@@ -393,7 +393,7 @@ pub(super) fn run_join(
     let (mut plain, mut gaps) = (Vec::new(), Vec::new());
     let mut piece = 0;
     for _ in 0..a.repeat {
-        let mut batch = Batch::new(&model, slots.get() as usize, positions, Mode::Graph)?;
+        let mut batch = Batch::preallocated(&model, slots.get() as usize, positions, Mode::Graph)?;
         piece = batch.piece(joining.len());
         let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
         let begin = Instant::now();

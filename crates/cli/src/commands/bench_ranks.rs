@@ -193,8 +193,10 @@ impl Bench<'_> {
             let alone = Decoder::new(&part, runs.positions(), 1, Sampling::default())?;
             let step = match a.batch {
                 None => alone.step_operators(),
-                Some(_) => Batch::new(&part, runs.prompts.len(), runs.positions(), Mode::Eager)?
-                    .step_operators(),
+                Some(_) => {
+                    Batch::preallocated(&part, runs.prompts.len(), runs.positions(), Mode::Eager)?
+                        .step_operators()
+                }
             };
             operators::print(&alone.prompt_operators(a.on.prompt as usize)?, &step)?;
         }

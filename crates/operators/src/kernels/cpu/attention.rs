@@ -379,11 +379,17 @@ fn sizes(p: &AttentionParams, sequences: usize) -> Sizes {
     }
 }
 
-/// The grid, and the extents of queries, the output, the caches of so many sequences and limits.
-fn shape(
-    p: &AttentionParams,
-    sequences: usize,
-) -> Result<([usize; 3], [Extent; 2], [Extent; 3]), Refusal> {
+/// The grid, and the extents of the operands that both kernels have.
+struct Shape {
+    grid: [usize; 3],
+    q: Extent,
+    out: Extent,
+    /// Keys, values and limits.
+    cache: [Extent; 3],
+}
+
+/// The shape for the caches of so many sequences.
+fn shape(p: &AttentionParams, sequences: usize) -> Result<Shape, Refusal> {
     let m = positive("the number of rows", p.m)?;
     positive("the number of positions", p.positions)?;
     let wide = head_shape(p.heads, p.head_dim)?;
@@ -399,8 +405,8 @@ fn shape(
     let x = dtype("the queries", p.x)?.bytes();
     let grid = [p.heads as usize / cut.heads, m.div_ceil(cut.rows), 1];
     dtype("the caches", p.cache)?;
-    let rows = [(extent(m, wide, p.ldq)?, x), (extent(m, wide, p.ldo)?, x)];
-    Ok((grid, rows, p.layout.extents(sizes(p, sequences))?))
+    let (q, out) = ((extent(m, wide, p.ldq)?, x), (extent(m, wide, p.ldo)?, x));
+    Ok(Shape { grid, q, out, cache: p.layout.extents(sizes(p, sequences))? })
 }
 
 /// A state with uninitialised queries.
@@ -452,7 +458,7 @@ impl Kernel for Attention {
     type Params = AttentionParams;
 
     fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
-        let (grid, [q, out], [keys, values, limits]) = shape(p, 1)?;
+        let Shape { grid, q, out, cache: [keys, values, limits] } = shape(p, 1)?;
         let launch = Launch::new(grid, &[q, keys, values, (1, 4), out, limits])?;
         Ok(p.layout.exact(launch, 1, 5))
     }
@@ -509,7 +515,7 @@ impl Kernel for DecodeAttention {
 
     fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
         let (m, group) = (p.m as usize, p.heads / p.kv_heads.max(1));
-        let (_, [q, out], [keys, values, limits]) = shape(p, m)?;
+        let Shape { q, out, cache: [keys, values, limits], .. } = shape(p, m)?;
         if group > QUERIES as u32 {
             return Err(
                 format!("groups of {group} heads: it takes groups of {QUERIES} at most").into()
