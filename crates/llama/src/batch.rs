@@ -115,8 +115,8 @@ impl Slot {
 /// differently, so other pieces may give other bits.
 ///
 /// # Memory
-/// Where the device can ([`Caps::growing`](leasehold::backend::Caps::growing)), a sequence has
-/// memory for its text so far, and takes more as it grows. The caches' addresses stay, and so does
+/// On a device with memory that grows ([`Caps::growing`](leasehold::backend::Caps::growing)), a
+/// sequence has memory for its text so far, and takes more as it grows. The caches' addresses stay, and so does
 /// the recorded step. [`cache_bytes`](Self::cache_bytes) says how much there is. A thread of the
 /// batch takes memory ahead. A step that lacks memory says so before it computes anything:
 /// [`grow`](Self::grow) names the sequences. After a [`remove`](Self::remove) the others go on.

@@ -37,9 +37,9 @@ pub(crate) struct Growth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheBytes {
-    /// What has memory.
+    /// The bytes with memory.
     pub committed: u64,
-    /// What has addresses: all positions of all sequences.
+    /// The bytes with addresses: all positions of all sequences.
     pub most: u64,
 }
 

@@ -120,7 +120,7 @@ pub const PIECES: u64 = 1024;
 /// See [`PIECES`].
 pub const PIECE: u64 = 4096;
 
-/// Where piece `i` of several copies lies: on the dense side, and on the side whose places are
+/// The places of piece `i` of several copies: on the dense side, and on the side whose places are
 /// scattered as a cache's blocks are.
 #[must_use]
 pub fn places(i: u64) -> (u64, u64) {

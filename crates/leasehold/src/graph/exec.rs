@@ -413,7 +413,7 @@ impl Graph {
         self.0.state.lock().instances.bytes()
     }
 
-    /// How often it was launched.
+    /// The number of its launches.
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.0.state.lock().launches

@@ -49,7 +49,7 @@ pub(crate) trait Holder: Send + Sync {
 
 /// The state of a graph with an executable.
 pub(crate) struct Look {
-    /// How often it was launched.
+    /// The number of its launches.
     pub(crate) launches: u64,
     /// The last launch.
     pub(crate) last: PackedTimepoint,

@@ -49,7 +49,7 @@ fn a_wrong_piece_is_named_and_none_is_copied() {
     );
     refused(stream.copy_batch(&[(good.0, good.1), (good.0, good.1)]), "InvalidArgument", "0 and 1");
     assert_eq!(runtime.to_vec(&to).unwrap(), [0; 32]);
-    // What is read only may be read, by several pieces.
+    // A read-only buffer may be the source of several pieces.
     stream
         .copy_batch(&[good, (to.view().part(16..).unwrap(), fixed.view())])
         .and_then(|()| stream.copy_batch(&[(head.view(), fixed.view())]))

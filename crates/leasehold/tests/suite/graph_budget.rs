@@ -1,4 +1,4 @@
-//! What executables take of a driver's memory, over the simulated CUDA driver.
+//! The memory of a driver that executables take, over the simulated CUDA driver.
 
 use leasehold::cuda::CudaConfig;
 use leasehold::graph::{GraphBudget, NodeId};
@@ -71,7 +71,7 @@ fn an_update_that_needs_another_executable_gives_the_old_one_back_first() {
     graph.launch().unwrap();
     assert_eq!(runtime.to_vec(&other).unwrap(), runtime.to_vec(&out).unwrap());
     assert_eq!(budget.stats().peak, graph.exec_bytes());
-    // Where it does not fit, the graph stays as it was.
+    // An executable that does not fit leaves the graph as it was.
     budget.set_limit(1);
     let refused = graph.update(&GraphUpdate::new().buffer(other.buffer(), out.buffer()));
     assert!(matches!(refused, Err(Error::OverBudget { .. })), "{refused:?}");

@@ -120,7 +120,7 @@ fn several_parts_grow_together_or_not_at_all() {
         let e = parts.grow(stream, 0..4, 6 << 20).expect_err("over the budget");
         assert!(e.is_out_of_memory(), "{at}: {e}");
         assert_eq!(before(), [0, 1000, 0, 0], "{at}");
-        // What was taken for the first ones lies ready, and goes to who needs it.
+        // The memory of the first ones lies ready, and goes to whoever needs it.
         assert!(parts.try_grow(stream, 0..1, 6 << 20).unwrap(), "{at}");
         assert!(!parts.try_grow(stream, 0..4, 6 << 20).unwrap(), "{at}");
         assert_eq!(before(), [6 << 20, 1000, 0, 0], "{at}");

@@ -210,7 +210,7 @@ proptest! {
             prop_assert!(bits(&own[..rows * wide]) == bits(&out[..rows * wide]), "{isa}: {rows} of {m} rows from {from} on");
             prop_assert!(own[rows * wide..].iter().all(|v| v.is_nan()), "{isa}: rows without memory");
             prop_assert!(own_turned.values()[rows * wide..].iter().all(|v| v.is_nan()), "{isa}: queries without memory");
-            // What the contiguous caches have beyond the memory is not written.
+            // Positions of the contiguous caches beyond the memory are not written.
             let [old_keys, old_values] = &caches;
             let cut = |new: &Tensor, old: &Tensor| {
                 let (new, mut all) = (new.values(), old.values());

@@ -148,7 +148,7 @@ fn reversed<'a>(
         .collect()
 }
 
-/// What [`reversed`] makes of bytes.
+/// The bytes that [`reversed`] makes of bytes.
 fn expected(source: &[u8]) -> Vec<u8> {
     source.chunks(16).rev().flatten().copied().collect()
 }

@@ -117,7 +117,7 @@ fn a_failed_call_fails_its_value() {
         assert!(cause.to_string().contains("cuMemcpyBatchAsync"), "{cause}");
         bench.driver.machine().set_faults(FaultPlan::none());
         assert!(submit(&s, &[fill(&from, 1)]).is_err(), "the stream is poisoned");
-        // What the device was given runs on, so another stream takes other memory.
+        // The device's work runs on, so another stream takes other memory.
         let (other, [first, second]) = filled(&device);
         let all = pieces(&first, &second);
         let value = submit(&other, &[Op::Copies(Copies::new(&all).unwrap())]).unwrap();

@@ -63,11 +63,11 @@ pub struct NativeBatch<'a> {
     pub dst: &'a [u64],
     /// Bytes of each copy; not 0.
     pub bytes: &'a [usize],
-    /// When the driver may read the sources.
+    /// The time at which the driver may read the sources.
     pub order: SourceOrder,
 }
 
-/// When the driver may read the sources of a batch.
+/// The time at which the driver may read the sources of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceOrder {
     /// In the stream's order.

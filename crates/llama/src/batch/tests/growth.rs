@@ -158,7 +158,7 @@ fn a_sequence_without_memory_is_named_and_the_others_go_on() {
         let memory = runtime.allocator();
         batch.growth.as_ref().unwrap().settle();
         memory.trim(0).unwrap();
-        // What is there is used up, so that nothing is left for another granule.
+        // The rest is used up, so that nothing is left for another granule.
         memory.set_budget(memory.stats().reserved);
         let mut all = Vec::new();
         for bytes in [1 << 20, 1 << 16, 1 << 12] {

@@ -13,7 +13,7 @@ use leasehold_hal::kernel::CpuArgs;
 use super::tile::{Extent, Launch, Refusal, params, ptr};
 
 params! {
-    /// Where keys and values lie. Distances count heads: `head_dim` elements each.
+    /// The places of keys and values. Distances count heads: `head_dim` elements each.
     pub struct CacheLayout {
         /// From a position of a head to the next one.
         pub position: u32,
