@@ -116,7 +116,7 @@ impl<T: Kind> Objects<T> {
     ///
     /// # Errors
     /// `InvalidArgument` for a handle that names nothing, or names it no more.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, handle: u64) -> Result<Used<T>> {
         if handle & KIND_MASK == u64::from(T::NUMBER) << KIND_SHIFT
             && let Some(pool) = self.0.get()

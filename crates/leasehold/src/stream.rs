@@ -334,8 +334,10 @@ impl Stream {
             return unsafe { recording.record(op, operands) }.map(|()| None);
         }
         // SAFETY: by the caller's contract. The submission waits for what the scratch has.
-        unsafe { self.submit_ordered(operands, |core, scratch| core.submit(scratch, op, operands)) }
-            .map(Some)
+        let point = unsafe {
+            self.submit_ordered(operands, |core, scratch| core.submit(scratch, op, operands))?
+        };
+        Ok(Some(point))
     }
 
     /// Makes one submission by `submit`, with the operands' records locked. The scratch has what

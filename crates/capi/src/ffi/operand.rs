@@ -91,7 +91,7 @@ impl LeaseholdOperand {
         self.view(held)
     }
 
-    #[inline]
+    #[inline(always)]
     fn operand<'b>(&self, held: Option<&'b Used<HeldBuffer>>) -> Result<Operand<'b>> {
         let held = held.ok_or_else(|| Error::state("an operand without a buffer"))?;
         let access = access(self.access)?;
