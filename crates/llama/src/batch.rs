@@ -116,10 +116,11 @@ impl Slot {
 ///
 /// # Memory
 /// On a device with memory that grows ([`Caps::growing`](leasehold::backend::Caps::growing)), a
-/// sequence has memory for its text so far, and takes more as it grows. The caches' addresses stay, and so does
-/// the recorded step. [`cache_bytes`](Self::cache_bytes) says how much there is. A thread of the
-/// batch takes memory ahead. A step that lacks memory says so before it computes anything:
-/// [`grow`](Self::grow) names the sequences. After a [`remove`](Self::remove) the others go on.
+/// sequence has memory for its text so far, and takes more as it grows. The caches' addresses stay,
+/// and so does the recorded step. [`cache_bytes`](Self::cache_bytes) says how much there is. A
+/// thread of the batch takes memory ahead. A step that lacks memory says so before it computes
+/// anything: [`grow`](Self::grow) names the sequences. After a [`remove`](Self::remove) the others
+/// go on.
 /// Memory of the longest texts is taken at once on other devices, with a part of a model, and for
 /// caches so small that they would not grow.
 ///
