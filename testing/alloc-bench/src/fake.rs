@@ -74,7 +74,7 @@ struct State {
     seed: u64,
     violations: Vec<String>,
     calls: [u64; Call::ALL.len()],
-    before: Option<(Call, Arc<dyn Fn() + Send + Sync>)>,
+    before: Option<(Call, std::sync::Arc<dyn Fn() + Send + Sync>)>,
 }
 
 /// The fake backing. Clones share their state.
@@ -134,7 +134,7 @@ impl FakeBacking {
 
     /// Has each call of one kind call a function first, without a lock: it may wait.
     pub fn before(&self, call: Call, function: impl Fn() + Send + Sync + 'static) {
-        self.state.lock().before = Some((call, Arc::new(function)));
+        self.state.lock().before = Some((call, std::sync::Arc::new(function)));
     }
 
     /// No call fails any more.
