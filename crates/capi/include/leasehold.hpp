@@ -108,7 +108,7 @@ template <class Function, class Call> void give(Function &&function, Call &&call
     kept.release();
 }
 
-/* What a function says of an object, by a struct that begins with its size. */
+/* The description of an object, by a struct that begins with its size. */
 template <class Info> Info described(int (*describe)(std::uint64_t, Info *), std::uint64_t handle) {
     Info info{};
     info.size = sizeof info;

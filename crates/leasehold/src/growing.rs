@@ -333,37 +333,19 @@ impl Shared {
         }
     }
 
-    /// Makes the buffer shorter: no submission comes between, because its record is locked.
-    /// `limit`: writes the limit first.
+    /// Makes the buffer shorter. `limit`: writes the limit first.
     fn shorten(&self, core: &StreamCore, bytes: u64, limit: bool) -> Result<()> {
+        let word = (&self.limit, &[0][..], self.large);
         // A pool's state is locked before a record, as by a suspension.
         self.source(&mut |allocator, block| {
-            let mut submit_guard = core.submit_guard()?;
-            let scratch = submit_guard.scratch();
-            scratch.waits.clear();
-            // The limit comes after the launches that read the former one. The buffer is named to
-            // lock its record: its uses so far are what the memory waits for.
-            let operands = [self.limit.write(), self.buffer.view().narrowed(0, 0).read()];
-            let mut locked = Locked::new(core.timeline, &operands);
-            // SAFETY: the submission lock is held until the end.
-            unsafe { locked.gather(&mut scratch.waits) }?;
-            let word = (&self.limit, &[0][..], self.large);
-            let point = match limit {
-                true => Some(submit_limits(core, scratch, word, bytes)?),
-                false => None,
-            };
-            // SAFETY: all work that was submitted with these bytes is in the record, which is
-            // locked. Later submissions find the new length, or the limit that was just written.
-            let shrunk = unsafe { allocator.shrink(block, bytes, &self.buffer) };
-            if shrunk.is_ok() {
+            shorten(core, word, &self.buffer, limit.then_some(bytes), || {
+                // SAFETY: all work that was submitted with these bytes is in the record, which is
+                // locked. Later submissions find the new length, or the limit that was just
+                // written.
+                unsafe { allocator.shrink(block, bytes, &self.buffer) }?;
                 self.set_len(bytes);
-            }
-            if let Some(point) = point {
-                // SAFETY: the submission waited for what was gathered, and the submission lock is
-                // held.
-                unsafe { locked.mark(point) };
-            }
-            shrunk
+                Ok(())
+            })
         })
     }
 
@@ -407,6 +389,33 @@ fn write_limits(core: &StreamCore, words: Words<'_>, bytes: u64) -> Result<()> {
     // SAFETY: the submission waited for what was gathered, and the submission lock is held.
     unsafe { locked.mark(point) };
     Ok(())
+}
+
+/// Has `shrink` take memory from a buffer while its record is locked, so that no submission comes
+/// between. `limit`: the words get it first.
+fn shorten(
+    core: &StreamCore,
+    words: Words<'_>,
+    buffer: &Lease<Buffer>,
+    limit: Option<u64>,
+    shrink: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let mut submit_guard = core.submit_guard()?;
+    let scratch = submit_guard.scratch();
+    scratch.waits.clear();
+    // The limits come after the launches that read the former ones. The buffer is named to lock its
+    // record: its uses so far are what the memory waits for.
+    let operands = [words.0.write(), buffer.view().narrowed(0, 0).read()];
+    let mut locked = Locked::new(core.timeline, &operands);
+    // SAFETY: the submission lock is held until the end.
+    unsafe { locked.gather(&mut scratch.waits) }?;
+    let point = limit.map(|limit| submit_limits(core, scratch, words, limit)).transpose()?;
+    let shrunk = shrink();
+    if let Some(point) = point {
+        // SAFETY: the submission waited for what was gathered, and the submission lock is held.
+        unsafe { locked.mark(point) };
+    }
+    shrunk
 }
 
 /// Submits writes of limits, after the scratch's waits. The limits' record is locked.

@@ -51,8 +51,8 @@ impl Operator {
         for i in 0..operands.len() {
             let part = match given(i) {
                 Some(part) => part.clone(),
-                // What is left out brings no order with other launches. So a role that writes gets
-                // nothing of what this launch writes anyway.
+                // An operand that is left out brings no order with other launches. So in a role
+                // that writes, it is no byte of another operand that this launch writes.
                 None => match (0..operands.len()).filter(writes).find_map(given) {
                     Some(written) if writes(&i) => written.slice(0, 0)?,
                     _ => library.none().into(),

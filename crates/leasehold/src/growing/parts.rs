@@ -3,9 +3,9 @@
 //! Each part is a growing block of its own, and all lie in one reservation. Work names them by one
 //! buffer over that reservation, so there is one record of uses, and one binding.
 
-use super::{Words, core_of, in_recording, limits, submit_limits, write_limits};
+use super::{Words, core_of, in_recording, limits, write_limits};
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Locked, Stream, StreamCore};
+use crate::stream::{Stream, StreamCore};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer};
 use leasehold_core::sync::{Arc, Mutex};
@@ -270,37 +270,21 @@ impl Shared {
         result
     }
 
-    /// Makes parts as short as they are to be: no submission comes between, because the record is
-    /// locked. `limit`: writes it first, for all of them.
+    /// Makes parts as short as they are to be. `limit`: writes it first, for all of them.
     fn shorten(&self, core: &StreamCore, parts: &[(u64, u64)], limit: Option<u64>) -> Result<()> {
         let words: Vec<_> = parts.iter().map(|(at, _)| *at).collect();
-        let mut submit_guard = core.submit_guard()?;
-        let scratch = submit_guard.scratch();
-        scratch.waits.clear();
-        // The limits come after the launches that read the former ones. The buffer is named to lock
-        // its record: its uses so far are what the memory waits for.
-        let operands = [self.limits.write(), self.buffer.view().narrowed(0, 0).read()];
-        let mut locked = Locked::new(core.timeline, &operands);
-        // SAFETY: the submission lock is held until the end.
-        unsafe { locked.gather(&mut scratch.waits) }?;
-        let point = match limit {
-            Some(limit) => Some(submit_limits(core, scratch, self.words(&words), limit)?),
-            None => None,
-        };
-        let mut shrunk = Ok(());
-        for &(at, bytes) in parts {
-            let part = &self.parts[at as usize];
-            // SAFETY: all work that was submitted with these bytes is in the record, which is
-            // locked. Later submissions find the limit that was just written, or the one from
-            // before the growth.
-            let one = unsafe { self.runtime.memory.shrink(part, bytes, &self.buffer) };
-            shrunk = shrunk.and(one);
-        }
-        if let Some(point) = point {
-            // SAFETY: the submission waited for what was gathered, and the submission lock is held.
-            unsafe { locked.mark(point) };
-        }
-        shrunk
+        super::shorten(core, self.words(&words), &self.buffer, limit, || {
+            let mut shrunk = Ok(());
+            for &(at, bytes) in parts {
+                let part = &self.parts[at as usize];
+                // SAFETY: all work that was submitted with these bytes is in the record, which is
+                // locked. Later submissions find the limit that was just written, or the one from
+                // before the growth.
+                let one = unsafe { self.runtime.memory.shrink(part, bytes, &self.buffer) };
+                shrunk = shrunk.and(one);
+            }
+            shrunk
+        })
     }
 }
 

@@ -267,7 +267,7 @@ fn a_tensor_lies_in_the_part_that_it_is_given() {
     let view = |t: &Tensor| (t.view().offset(), t.view().len());
     let x = Tensor::new(values.slice(4..).view(), DType::F32, 4, 3).expect("a part");
     assert_eq!(view(&x), (16, 48));
-    // Whatever it becomes begins where it does.
+    // A part or a tensor of these rows begins at the same byte.
     let row = x.slice_rows(2, 1).expect("a row");
     assert_eq!(view(&row), (40, 12));
     assert_eq!(runtime.to_vec::<f32>(row.view()).expect("values"), [10.0, 11.0, 12.0]);
