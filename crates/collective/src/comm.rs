@@ -441,6 +441,7 @@ impl Comm {
 
     fn derive(&self, name: String, key: String, chosen: &[u32], how: Derived) -> Result<Self> {
         let Shared { core, config, runtime, .. } = &*self.shared;
+        core.settle();
         let Core { members, ops, .. } = &**core;
         let rank = chosen.iter().position(|&rank| rank == members.rank).unwrap_or_default();
         let ranks = chosen.iter().map(|&rank| members.ranks[rank as usize]).collect();
@@ -451,8 +452,8 @@ impl Comm {
     }
 
     /// Ends the communicator on all ranks: later calls return the cause, and graphs with its calls
-    /// are launched no more. The first cause stays. Waits for the library, for five seconds at
-    /// most.
+    /// are launched no more. The first cause stays. Waits for the library and then for the calls
+    /// that were submitted, for five seconds at most, also when the communicator has ended before.
     ///
     /// Submissions with calls that are not over fail, and so does what is ordered after them. The
     /// other ranks' error is `PeerLost`, which names this rank; they see it within some

@@ -17,7 +17,7 @@ use crate::group::{Extent, Uses, check_apart};
 use crate::line::Turn;
 use crate::log::Log;
 use crate::members::Members;
-use crate::native::Native;
+use crate::native::{Done, Native};
 use crate::signature::{Kind, Signature};
 use crate::store::Presence;
 use crate::unfinished::Unfinished;
@@ -30,7 +30,7 @@ use leasehold::graph::LaunchCheck;
 use leasehold::{Error, Result, Timepoint, WeakLease};
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::{Weak, mpsc};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// How long ranks that exchange lists wait for each other. A rank begins so long before its limit,
@@ -75,8 +75,8 @@ pub(crate) struct Core {
 struct Failed {
     /// The first one. No call is submitted any more.
     cause: Option<Error>,
-    /// Calls that were submitted end too.
-    ended: bool,
+    /// Calls that were submitted end too. This says when the library has ended its work.
+    end: Option<Arc<Done>>,
 }
 
 /// The watch's view of a communicator.
@@ -184,7 +184,7 @@ impl Core {
             return None;
         }
         let failed = self.failed.lock();
-        failed.ended.then(|| failed.cause.clone()).flatten()
+        failed.end.as_ref().and_then(|_| failed.cause.clone())
     }
 
     /// Refuses later calls. Those before go on: the ranks agree on them. Returns the first failure.
@@ -211,11 +211,11 @@ impl Core {
         }
     }
 
-    /// Ends the communicator, and returns its first failure, and the library's end if it has one to
-    /// come.
-    fn end(&self, cause: Error, others: Others) -> (Error, Option<mpsc::Receiver<()>>) {
+    /// Ends the communicator, and returns its first failure, and the end of the library's work.
+    fn end(&self, cause: Error, others: Others) -> (Error, Arc<Done>) {
         let mut failed = self.failed.lock();
-        let new = !std::mem::replace(&mut failed.ended, true);
+        let new = failed.end.is_none();
+        let done = failed.end.get_or_insert_default().clone();
         self.has_failed.store(true, Ordering::Release);
         let first = failed.cause.get_or_insert(cause).clone();
         drop(failed);
@@ -223,7 +223,7 @@ impl Core {
             self.poison(at, &first);
         }
         if !new {
-            return (first, None);
+            return (first, done);
         }
         tracing::warn!(communicator = %self.members.name, cause = %first, "a communicator ends");
         let (me, cause) = (self.me.upgrade(), first.clone());
@@ -232,8 +232,8 @@ impl Core {
                 me.tell_end(&cause, others);
             }
         };
-        let aborting = self.native.abort(first.clone(), tell).ok();
-        (first, aborting)
+        self.native.abort(first.clone(), tell, done.clone());
+        (first, done)
     }
 
     /// Tells the other ranks of the end, and waits until their values have failed too: what the
@@ -263,18 +263,37 @@ impl Core {
         }
     }
 
-    /// Ends the communicator, and waits until the library has ended its work.
+    /// Ends the communicator, and waits until it is over.
     ///
     /// # Errors
     /// `Timeout` if the library does not come back.
     pub(crate) fn abort(&self, cause: Error) -> Result<()> {
-        let (_, aborting) = self.end(cause, Others::Told);
-        let Some(aborting) = aborting else { return Ok(()) };
-        aborting.recv_timeout(ABORT).map_err(|_| {
-            Error::Timeout(
+        let (_, done) = self.end(cause, Others::Told);
+        self.wait_until_over(&done)
+    }
+
+    /// Waits until a communicator that has ended is over. One that goes on is not waited for.
+    pub(crate) fn settle(&self) {
+        let done = self.failed.lock().end.clone();
+        if let Some(Err(error)) = done.map(|done| self.wait_until_over(&done)) {
+            tracing::warn!(communicator = %self.members.name, %error, "a communicator is not over");
+        }
+    }
+
+    /// Waits until the library has ended its work, and then until this rank's calls have passed.
+    /// Until then a call of another communicator would wait for their line, and fail with them.
+    fn wait_until_over(&self, done: &Done) -> Result<()> {
+        let until = Instant::now() + ABORT;
+        if !done.wait(until) {
+            return Err(Error::Timeout(
                 format!("the library has not aborted within {ABORT:?}; it goes on to, and its memory stays taken").into(),
-            )
-        })
+            ));
+        }
+        // Calls behind a stream's wait may stay there: nobody is blocked for longer by them.
+        while Instant::now() < until && !self.unfinished.have_passed() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Gives calls to the library, with the addresses of their operands.

@@ -90,6 +90,24 @@ struct Keep {
     kept: Box<dyn Any + Send>,
 }
 
+/// The end of a work, which any number of threads may wait for.
+#[derive(Default)]
+pub(crate) struct Done(Mutex<bool>, Condvar);
+
+impl Done {
+    fn set(&self) {
+        *self.0.lock() = true;
+        self.1.notify_all();
+    }
+
+    /// Waits for the end, until an instant at most. Returns whether it has come.
+    pub(crate) fn wait(&self, until: Instant) -> bool {
+        let mut done = self.0.lock();
+        while !*done && !self.1.wait_until(&mut done, until).timed_out() {}
+        *done
+    }
+}
+
 /// Communicators that are being given back.
 static RETIRING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
@@ -139,23 +157,23 @@ impl Native {
         &**self.part
     }
 
-    /// Begins to end the part's work, on a thread of its own, after `before`. The receiver hears
-    /// when that is done.
-    ///
-    /// # Errors
-    /// The system's, without a thread.
+    /// Begins to end the part's work, on a thread of its own, after `before`. `done` says when that
+    /// is over. Without a thread it is over at once, and the part goes on.
     pub(crate) fn abort(
         &self,
         cause: Error,
         before: impl FnOnce() + Send + 'static,
-    ) -> Result<mpsc::Receiver<()>> {
-        let (part, (tell, hear)) = (Arc::clone(&self.part), mpsc::sync_channel(1));
-        thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
+        done: Arc<Done>,
+    ) {
+        let (part, told) = (Arc::clone(&self.part), done.clone());
+        let aborts = move || {
             before();
             part.abort(cause);
-            let _ = tell.send(());
-        })?;
-        Ok(hear)
+            told.set();
+        };
+        if thread::Builder::new().name("lh-collective".to_owned()).spawn(aborts).is_err() {
+            done.set();
+        }
     }
 
     /// Keeps a value until timepoints are over, for `limit` at most. Does not wait for that.

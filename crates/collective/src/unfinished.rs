@@ -4,6 +4,7 @@
 
 use leasehold::Timepoint;
 use leasehold::backend::sync::Mutex;
+use std::time::Duration;
 
 /// The length from which on submissions that are over are forgotten.
 const FULL: usize = 32;
@@ -15,7 +16,7 @@ pub(crate) struct Unfinished(Mutex<Points>);
 #[derive(Default)]
 struct Points {
     all: Vec<Timepoint>,
-    /// At this length those that are over are removed.
+    /// At this length those that have passed are removed.
     full: usize,
 }
 
@@ -23,7 +24,7 @@ impl Unfinished {
     pub(crate) fn add(&self, point: Timepoint) {
         let mut points = self.0.lock();
         if points.all.len() >= points.full {
-            points.all.retain(|p| !is_over(*p));
+            points.all.retain(|p| !p.has_passed());
             points.full = (2 * points.all.len()).max(FULL);
         }
         points.all.push(point);
@@ -40,6 +41,17 @@ impl Unfinished {
             }
         }
         first
+    }
+
+    /// Returns whether all have passed. The device is asked.
+    pub(crate) fn have_passed(&self) -> bool {
+        // Not in the lock: what completes may drop a communicator.
+        let all = self.0.lock().all.clone();
+        all.iter().all(|p| {
+            // The answer of a failed one is its failure.
+            let _ = p.timeline().wait(p.value(), Some(Duration::ZERO));
+            p.has_passed()
+        })
     }
 
     /// All of them.

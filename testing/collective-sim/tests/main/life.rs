@@ -90,6 +90,31 @@ fn an_abort_that_hangs_blocks_its_caller_for_a_while_and_the_communicator_is_ove
 }
 
 #[test]
+fn every_abort_waits_for_the_library_whoever_came_first() {
+    let bench = Bench::new(Over::Sim, 1, MachineConfig::seed(1));
+    bench.run(|r| {
+        let comm = r.comm();
+        let hang = FaultRule::on("ncclCommAbort", When::Once, FaultAction::Hang);
+        bench.machine().add_fault(hang);
+        let begun =
+            || bench.machine().calls_by_name().iter().any(|(call, _)| call == "ncclCommAbort");
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| comm.abort(Error::state("enough")));
+            while !begun() {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(|| comm.abort(Error::state("enough too")));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!first.is_finished() && !second.is_finished(), "the library hangs");
+            bench.machine().end_hangs();
+            first.join().unwrap().unwrap();
+            second.join().unwrap().unwrap();
+        });
+        assert!(comm.failure().unwrap().to_string().contains("enough"));
+    });
+}
+
+#[test]
 fn an_error_that_the_library_notices_is_the_communicators() {
     let bench = Bench::new(Over::Cuda, 1, MachineConfig::seed(1));
     bench.run(|r| {
