@@ -6,7 +6,7 @@
 //! over the simulated CUDA driver, which needs neither.
 
 use leasehold::cuda::CudaConfig;
-use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource};
+use leasehold::kernel::{Kernel, KernelSource, Read, Write};
 use leasehold::prelude::*;
 use leasehold_cuda_sim::SimDriverConfig;
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
@@ -43,27 +43,26 @@ fn grid(rows: u32) -> Grid {
     Grid::from((rows, THREADS)).shared(THREADS * size_of::<f32>() as u32)
 }
 
-fn kernel() -> Result<KernelBase> {
-    let check = KernelCheck::new(|launch| {
-        let [rows, 1, 1] = launch.grid else {
+/// The type says what a launch takes: a matrix, room for its sums, and the number of columns.
+type RowSums = Kernel<(Read<f32>, Write<f32>), u32>;
+
+fn kernel() -> Result<RowSums> {
+    let check = RowSums::check(|launch| {
+        let [rows, 1, 1] = launch.info.grid else {
             return Err(Error::invalid("a grid of one dimension: a block for each row"));
         };
-        if (launch.block, launch.shared) != ([THREADS, 1, 1], THREADS * 4) {
+        if (launch.info.block, launch.info.shared) != ([THREADS, 1, 1], THREADS * 4) {
             return Err(Error::invalid("blocks of 256 threads with 1,024 bytes of shared memory"));
         }
-        let columns: u32 = launch.params()?;
-        launch.want(0, u64::from(rows) * u64::from(columns) * 4)?;
-        launch.want(1, u64::from(rows) * 4)
+        launch.want(0, u64::from(rows) * u64::from(launch.params))?;
+        launch.want(1, u64::from(rows))
     });
-    let access = [Access::Read, Access::Write];
     let cuda = KernelSource::CudaC { source: ROW_SUMS.into(), options: vec![].into() };
-    let describe = |source| {
-        KernelDesc::new("row_sums", source, &access, check.clone()).params_of::<u32>().aligned(4)
-    };
+    let describe = |source| RowSums::desc("row_sums", source, check.clone());
     let sources = vec![describe(cuda), describe(KernelSource::Cpu(row_sums))];
     // SAFETY: a launch that the check accepts reads the matrix and writes one float a row, and each
     // block or tile has a row of its own.
-    unsafe { KernelBase::with_sources(sources) }
+    unsafe { KernelBase::with_sources(sources) }?.try_into()
 }
 
 fn sum(runtime: &Runtime) -> Result<Vec<f32>> {
@@ -72,10 +71,9 @@ fn sum(runtime: &Runtime) -> Result<Vec<f32>> {
     let x = runtime.upload(&matrix)?;
     let y = runtime.alloc_array::<f32>(rows as usize)?;
     let row_sums = kernel()?;
-    let stream = runtime.stream();
-    stream.launch(&row_sums, &[x.read(), y.write()], &columns, grid(rows))?;
+    row_sums.launch(runtime.stream(), (&x, &y), &columns, grid(rows))?;
     // A wrong launch is refused, and nothing runs.
-    let refused = stream.launch(&row_sums, &[x.read(), y.write()], &columns, grid(rows + 1));
+    let refused = row_sums.launch(runtime.stream(), (&x, &y), &columns, grid(rows + 1));
     println!("{}", refused.unwrap_err());
     runtime.to_vec(&y)
 }

@@ -215,7 +215,12 @@ impl KernelBase {
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.descs[0].name
+        &self.desc().name
+    }
+
+    /// The description of the first source, whose rules are those of all.
+    pub(crate) fn desc(&self) -> &KernelDesc<'static> {
+        &self.0.descs[0]
     }
 
     /// Makes the kernel ready on a device beforehand, so that the first launch does not compile.

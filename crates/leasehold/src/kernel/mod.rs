@@ -5,6 +5,7 @@
 //! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is
 //!   `unsafe`: its author vouches for the kernel. Launching is safe: each launch is checked. New
 //!   convenience goes to [`session_ops`].
+//! * [`Kernel`] is a base whose type says what a launch takes.
 //! * [`Stream::launch`](crate::Stream::launch) is one launch.
 //! * [`KernelSession`] is one or more launches on a stream as one submission, from `begin` to
 //!   `finish`. Its type says what may come next.
@@ -22,6 +23,7 @@ pub(crate) mod rules;
 pub mod session;
 pub mod session_ops;
 pub mod session_sync_ops;
+mod typed;
 
 pub use base::KernelBase;
 pub use builder::KernelBuilder;
@@ -32,3 +34,4 @@ pub use leasehold_hal::{
 };
 pub use registry::Registry;
 pub use session::{Begun, Bound, Dispatched, KernelSession, Parametrised, Ready, Updated};
+pub use typed::{Arguments, Bindings, Kernel, Read, ReadWrite, TypedBinding, TypedLaunch, Write};

@@ -36,3 +36,4 @@ mod share;
 mod suspend;
 mod threads;
 mod traces;
+mod typed_kernels;

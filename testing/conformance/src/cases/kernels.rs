@@ -4,7 +4,9 @@ use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error, fail
 use crate::env::{Env, bind, direct};
 use crate::factory::{Injected, TestKernel};
 use leasehold::backend::{Access, Dispatch, KernelDesc, KernelSource, MemoryKind, Op, Pipeline};
-use leasehold::kernel::{KernelSession, session_ops, session_sync_ops};
+use leasehold::kernel::{
+    Kernel, KernelSession, Read, ReadWrite, Write, session_ops, session_sync_ops,
+};
 use leasehold::{KernelBase, Lease, View};
 
 const FILL: Need = Need::Kernel(TestKernel::Fill);
@@ -54,6 +56,14 @@ pub(crate) const CASES: &[Case] = &[
         &[ADD],
         wrong_arguments,
     ),
+    Case::runtime(
+        240,
+        "a typed kernel launches as its base does, and takes no other kernel's signature",
+        &[ADD, Need::Graphs],
+        typed_kernel,
+    )
+    .replayed()
+    .sanitizer(),
     Case::runtime(
         161,
         "a kernel ends after its last base, its last graph and its last launch",
@@ -592,5 +602,28 @@ fn wrong_arguments(env: &Env) -> Outcome {
     )?;
     check_eq!(runtime.stream().now(), before, "the stream's end after refused launches");
     check_eq!(runtime.to_vec::<u32>(&buffers[2])?, [2; 64], "the buffer after refused launches");
+    Ok(())
+}
+
+fn typed_kernel(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let base = base(env, TestKernel::Add)?;
+    let params = Kernel::<(Read<u32>, Read<u32>, Write<u32>), u32>::try_from(base.clone());
+    expect_error(params, "InvalidArgument", "a signature with parameters, of a kernel without")?;
+    let access = Kernel::<(Read<u32>, Read<u32>, ReadWrite<u32>)>::try_from(base.clone());
+    expect_error(access, "InvalidArgument", "a signature with another access")?;
+    let add = Kernel::<(Read<u32>, Read<u32>, Write<u32>)>::try_from(base)?;
+    let a = runtime.upload(&[3u32; 64])?;
+    let (b, out) = (runtime.upload(&[4u32; 64])?, runtime.upload(&[0u32; 64])?);
+    let grid = (1, TestKernel::BLOCK);
+    add.launch(runtime.stream(), (&a, &b, &out), &(), grid)?;
+    check_eq!(runtime.to_vec(&out)?, [7; 64], "the sums of a launch");
+    let graph = runtime.record_graph(|r| add.launch(r.stream(), (&a, &out, &b), &(), grid))?;
+    graph.launch()?;
+    check_eq!(runtime.to_vec(&b)?, [10; 64], "the sums of a launch of the graph");
+    let before = runtime.stream().now();
+    let short = add.launch(runtime.stream(), (&a, b.slice(..32), &out), &(), grid);
+    expect_error(short, "InvalidArgument", "half of the values")?;
+    check_eq!(runtime.stream().now(), before, "the stream's end after a refused launch");
     Ok(())
 }
