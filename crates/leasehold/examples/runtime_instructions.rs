@@ -8,15 +8,14 @@
 
 mod idle;
 
-use leasehold::kernel::{Kernel, Read, Write, session_ops, session_sync_ops};
-use leasehold::{Array, Graph, Grid, KernelBase, KernelSession, Lease, Result, Runtime, View};
+use leasehold::kernel::{session_ops, session_sync_ops};
+use leasehold::{Graph, KernelBase, KernelSession, Lease, Result, Runtime, View};
 use std::process::ExitCode;
 
 struct Bench {
     runtime: Runtime,
     kernel: KernelBase,
-    typed: Kernel<(Read<u8>, Read<u8>, Write<u8>), [u32; 4]>,
-    operands: [Array<u8>; 3],
+    operands: [Lease<leasehold::Buffer>; 3],
     pinned: Lease<leasehold::Buffer>,
     graph: Graph,
 }
@@ -25,16 +24,18 @@ impl Bench {
     fn new() -> Result<Self> {
         let runtime = idle::runtime()?;
         let kernel = idle::kernel()?;
-        let typed = kernel.clone().try_into()?;
-        let array = || runtime.alloc_array(4096);
-        let operands = [array()?, array()?, array()?];
+        let operands = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
         let pinned = runtime.alloc_pinned(4096)?;
         let graph = runtime.record_graph(|r| session(r, &kernel, &operands))?;
-        Ok(Self { runtime, kernel, typed, operands, pinned, graph })
+        Ok(Self { runtime, kernel, operands, pinned, graph })
     }
 }
 
-fn session(runtime: &Runtime, kernel: &KernelBase, [a, b, c]: &[Array<u8>; 3]) -> Result<()> {
+fn session(
+    runtime: &Runtime,
+    kernel: &KernelBase,
+    [a, b, c]: &[Lease<leasehold::Buffer>; 3],
+) -> Result<()> {
     let operands = [a.read(), b.read(), c.write()];
     let session = KernelSession::begin(kernel, runtime.stream())?;
     let session = session_sync_ops::wait(session, &operands)?;
@@ -44,24 +45,11 @@ fn session(runtime: &Runtime, kernel: &KernelBase, [a, b, c]: &[Array<u8>; 3]) -
     session_sync_ops::update_tokens(session).finish().map(drop)
 }
 
-const GRID: Grid = Grid::new([8, 1, 1]).threads([64, 1, 1]);
-
-fn untyped(Bench { runtime, kernel, operands: [a, b, c], .. }: &Bench) -> Result<()> {
-    let operands = [a.read(), b.read(), c.write()];
-    runtime.stream().launch(kernel, &operands, &[0u32; 4], GRID)
-}
-
-fn typed(Bench { runtime, typed, operands: [a, b, c], .. }: &Bench) -> Result<()> {
-    typed.launch(runtime.stream(), (a, b, c), &[0; 4], GRID)
-}
-
 /// The paths, by the names of the table.
-const PATHS: [idle::Path<Bench>; 8] = [
+const PATHS: [idle::Path<Bench>; 6] = [
     ("runtime_alloc_drop", |b| b.runtime.alloc(4096).map(drop)),
     ("runtime_alloc_drop_large", |b| b.runtime.alloc(1 << 20).map(drop)),
     ("session_begin_finish", |b| session(&b.runtime, &b.kernel, &b.operands)),
-    ("launch", untyped),
-    ("typed_launch", typed),
     ("graph_launch", |b| b.graph.launch().map(drop)),
     ("copy_pinned_up", |b| b.runtime.stream().copy_pinned(b.operands[0].view(), b.pinned.view())),
     ("copy_pinned_down", |b| b.runtime.stream().copy_pinned(b.pinned.view(), b.operands[0].view())),

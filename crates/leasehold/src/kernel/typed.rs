@@ -174,8 +174,9 @@ impl<B: Bindings, P> TypedLaunch<'_, B, P> {
 /// ```compile_fail,E0277
 /// # use leasehold::kernel::{Kernel, Read, Write};
 /// # use leasehold::{Array, Stream};
-/// fn wrong(scale: Kernel<(Read<f32>, Write<f32>), f32>, on: &Stream, x: Array<f32>, y: Array<f64>) {
-///     let _ = scale.launch(on, (&x, &y), &3.0, 2);
+/// type Scale = Kernel<(Read<f32>, Write<f32>), f32>;
+/// fn wrong(scale: Scale, stream: &Stream, x: Array<f32>, y: Array<f64>) {
+///     let _ = scale.launch(stream, (&x, &y), &3.0, 2);
 /// }
 /// ```
 #[doc(alias("TypedKernel", "CudaFunction", "LaunchArgs"))]
