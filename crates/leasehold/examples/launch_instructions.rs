@@ -10,10 +10,12 @@ use leasehold::kernel::{Kernel, Read, Write};
 use leasehold::{Array, Grid, KernelBase, Result, Runtime, View};
 use std::process::ExitCode;
 
+type Add = Kernel<(Read<u8>, Read<u8>, Write<u8>), [u32; 4]>;
+
 struct Bench {
     runtime: Runtime,
     kernel: KernelBase,
-    typed: Kernel<(Read<u8>, Read<u8>, Write<u8>), [u32; 4]>,
+    typed: Add,
     arrays: [Array<u8>; 3],
 }
 
