@@ -40,6 +40,7 @@ __all__ = [
     "enable",
     "enabled",
     "region",
+    "region_pool",
     "resume",
     "snapshot",
     "statistics",
@@ -215,12 +216,10 @@ def _region(name: str, policy: str) -> Any:
         return _regions[name]
 
 
-@contextlib.contextmanager
-def region(name: str, *, policy: str = "balanced", device: Any = None) -> Iterator[None]:
-    """Within this context the calling thread's CUDA memory comes from a region with this name.
+def region_pool(name: str, *, policy: str = "balanced", device: Any = None) -> Any:
+    """Returns a region's `torch.cuda.MemPool` on a device: for `torch.cuda.graph(graph, pool=pool.id)`.
 
-    It works under every allocator of PyTorch's, whether `enable` was called or not. The same name
-    is the same region. A region's memory stays where it is, so captured graphs may use it.
+    The memory of a graph that is captured so is the region's, and goes and comes with it.
 
     Args:
         name: The region.
@@ -241,7 +240,27 @@ def region(name: str, *, policy: str = "balanced", device: Any = None) -> Iterat
         if pool is None:
             with torch.cuda.device(index):
                 pool = _pools[(name, index)] = torch.cuda.MemPool(found)
-    with torch.cuda.use_mem_pool(pool, index):
+    return pool
+
+
+@contextlib.contextmanager
+def region(name: str, *, policy: str = "balanced", device: Any = None) -> Iterator[None]:
+    """Within this context the calling thread's CUDA memory comes from a region with this name.
+
+    It works under every allocator of PyTorch's, whether `enable` was called or not. The same name
+    is the same region. A region's memory stays where it is, so captured graphs may use it.
+
+    Args:
+        name: The region.
+        policy: As for `enable`; the first use of the name decides.
+        device: The device; None for the current one.
+
+    Raises:
+        UnavailableError: there is no CUDA, or the plug-in interface is on.
+        InvalidStateError: the region is suspended.
+    """
+    pool = region_pool(name, policy=policy, device=device)
+    with torch.cuda.use_mem_pool(pool, _device(device)):
         yield
 
 
