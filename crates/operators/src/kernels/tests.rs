@@ -3,6 +3,7 @@
 use super::blocks::*;
 use super::cpu::attention::{AttentionParams, PART, PART_HEADS, PARTS, SMALL_DIM, SMALL_PART};
 use super::cpu::cache::CacheLayout;
+use super::cpu::check::NotFiniteParams;
 use super::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use super::cpu::embedding::EmbeddingParams;
 use super::cpu::linear::{FEW, LinearParams};
