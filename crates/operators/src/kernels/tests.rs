@@ -69,6 +69,7 @@ fn parameters_and_records_are_the_same_words_in_all_languages() {
     same_words::<FillParams>();
     same_words::<CopyParams>();
     same_words::<RowParams>();
+    same_words::<NotFiniteParams>();
     same_words::<NextTokenParams>();
     same_words::<AdvanceParams>();
     same_words::<SamplingRecord>();
