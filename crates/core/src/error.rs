@@ -509,7 +509,8 @@ impl Error {
     }
 
     /// Returns whether the cause lies outside the operation that failed: another rank, a deadline,
-    /// or values that a check refuses. A stream has such a cause unchanged, not as a [`Fault`] of the operation.
+    /// or values that a check refuses. A stream has such a cause unchanged, not as a [`Fault`] of
+    /// the operation.
     ///
     /// ```
     /// use leasehold_core::{Error, Mismatch};

@@ -100,7 +100,8 @@ impl Stream {
     /// stream.expect(sorted.slice(1..), "columns are sorted")?;
     /// let error = stream.synchronize().unwrap_err();
     /// assert!(matches!(&error, Error::Check(finding) if finding.name == "columns are sorted"));
-    /// runtime.create_stream()?.expect(sorted.slice(..1), "rows are sorted")?; // the next stream works
+    /// // The next stream works.
+    /// runtime.create_stream()?.expect(sorted.slice(..1), "rows are sorted")?;
     /// # Ok(())
     /// # }
     /// ```
