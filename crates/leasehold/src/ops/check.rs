@@ -66,6 +66,9 @@ impl Stream {
                 format!("{} has no memory that the host can read", self.runtime.id()).into(),
             ));
         }
+        if let Some(recording) = self.recording() {
+            recording.own(&host)?;
+        }
         let seen = host.clone();
         let call = move || {
             // SAFETY: host memory, which the lease keeps. Only the copy below writes it, and this

@@ -2,7 +2,9 @@
 
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
 use crate::env::Env;
-use leasehold::{Context, Error, Finding, Runtime, Stream, View, bytemuck};
+use leasehold::{
+    Array, Context, Error, Finding, GraphOperator, Operand, Runtime, Stream, View, bytemuck,
+};
 
 pub(crate) const CASES: &[Case] = &[
     Case::runtime(
@@ -45,7 +47,7 @@ fn finding(result: Result<(), Error>) -> Outcome<Finding> {
 }
 
 /// Looks for the first value above a limit.
-fn below(stream: &Stream, values: &leasehold::Array<u32>, limit: u32) -> leasehold::Result<()> {
+fn below(stream: &Stream, values: &Array<u32>, limit: u32) -> leasehold::Result<()> {
     stream.inspect("below", values.view(), move |bytes| {
         let mut values = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned::<u32>);
         match values.clone().position(|value| value > limit) {
@@ -98,6 +100,21 @@ fn names(env: &Env) -> Outcome {
     Ok(())
 }
 
+/// An operator with a check.
+struct LastValue<'a>(&'a Array<u32>);
+
+impl GraphOperator for LastValue<'_> {
+    fn name(&self) -> &str {
+        "last value"
+    }
+    fn accesses(&self) -> Vec<Operand<'_>> {
+        vec![self.0.read()]
+    }
+    fn encode(&self, stream: &Stream) -> leasehold::Result<()> {
+        stream.expect(self.0.slice(255..), "the last value")
+    }
+}
+
 fn replayed(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let (source, out) = (runtime.zeros::<u32>(256)?, runtime.zeros::<u32>(256)?);
@@ -105,7 +122,7 @@ fn replayed(env: &Env) -> Outcome {
         let between = r.alloc_array::<u32>(256)?;
         r.stream().copy(between.view(), source.view())?;
         below(r.stream(), &between, 1000)?;
-        r.stream().expect(between.slice(255..), "the last value")?;
+        r.add_graph_operator(&LastValue(&between))?;
         r.stream().copy(out.view(), between.view())
     })?;
     // Launches that follow one another without a wait of the host.
