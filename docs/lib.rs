@@ -19,6 +19,7 @@ pages! {
     growing_memory "how-to/growing-memory.md"
     graph_budget "how-to/graph-budget.md"
     many_copies "how-to/many-copies.md"
+    check_values "how-to/check-values.md"
     share_memory "how-to/share-memory.md"
     find_memory_errors "how-to/find-memory-errors.md"
     operators_and_models "how-to/operators-and-models.md"

@@ -291,8 +291,14 @@ impl ModelObject {
             let (mut waiting, mut positions) = (VecDeque::new(), 0);
             for (i, text) in texts.iter().enumerate() {
                 let ids = loaded.tokenizer.encode(text)?;
-                let request =
-                    Request { prompt: &ids, tokens, mode: Mode::Graph, sampling, stop_at: &[] };
+                let request = Request {
+                    prompt: &ids,
+                    tokens,
+                    mode: Mode::Graph,
+                    sampling,
+                    stop_at: &[],
+                    check: false,
+                };
                 let needs = request.check(loaded.model.config());
                 let needs = needs.map_err(|error| match error {
                     Error::InvalidArgument(text) => Error::invalid(format!("prompt {i}: {text}")),

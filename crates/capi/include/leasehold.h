@@ -66,7 +66,7 @@ extern "C" {
 #define LEASEHOLD_DRIVER 12      /* the vendor's driver refused a call */
 #define LEASEHOLD_INTERNAL 13    /* a defect of the library */
 #define LEASEHOLD_COMPILE 14     /* a kernel's source does not compile; the text is the compiler's */
-#define LEASEHOLD_FAILED 15      /* work of a stream failed: a kernel, a function of the caller's */
+#define LEASEHOLD_FAILED 15      /* work of a stream failed: a kernel, a check, a function of the caller's */
 #define LEASEHOLD_PEER_LOST 16   /* another rank is gone, or has ended the communicator */
 #define LEASEHOLD_MISMATCH 17    /* two ranks make different calls; the text has both */
 

@@ -43,7 +43,7 @@ pub const DRIVER: c_int = 12;
 pub const INTERNAL: c_int = 13;
 /// A kernel's source does not compile; the text is the compiler's.
 pub const COMPILE: c_int = 14;
-/// Work of a stream failed: a kernel, a function of the caller's. The stream is poisoned.
+/// Work of a stream failed: a kernel, a check, a function of the caller's. The stream is poisoned.
 pub const FAILED: c_int = 15;
 /// Another rank is gone, or has ended the communicator.
 pub const PEER_LOST: c_int = 16;
@@ -66,7 +66,7 @@ pub(crate) fn code(error: &Error) -> c_int {
         Error::DeviceLost { .. } => DEVICE_LOST,
         Error::Driver { .. } => DRIVER,
         Error::Compile { .. } => COMPILE,
-        Error::Fault(_) | Error::Other(_) => FAILED,
+        Error::Fault(_) | Error::Check(_) | Error::Other(_) => FAILED,
         Error::PeerLost { .. } => PEER_LOST,
         Error::Mismatch(_) => MISMATCH,
         _ => INTERNAL,

@@ -12,6 +12,7 @@ Examples:
   leasehold run --model DIR --dtype bf16 --json       a Hugging Face directory, for a program
   leasehold run --report memory.html                  a page about the memory
   leasehold run --device cuda:0 --sim                 without a GPU
+  leasehold run --device cuda:0 --check               ends at logits that are NaN or infinite
   leasehold run --device cuda --ranks 2               a model over two GPUs
   leasehold run --ranks 2                             the same with two threads on the CPU";
 

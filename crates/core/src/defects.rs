@@ -57,6 +57,8 @@ pub enum Defect {
     PieceUnordered,
     /// `leasehold`: copies of one call may read a source before its last write is over.
     SourceReadEarly,
+    /// `leasehold`: a check looks at its bytes before they have come from the device.
+    CheckedEarly,
     /// `capi`: a retain does not count.
     RetainLost,
     /// `capi`: the operands of a call count as only read.
@@ -95,7 +97,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 34] = [
+    pub const ALL: [Defect; 35] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -130,6 +132,7 @@ impl Defect {
         Defect::ExecutableTwice,
         Defect::PieceUnordered,
         Defect::SourceReadEarly,
+        Defect::CheckedEarly,
     ];
 }
 

@@ -90,6 +90,9 @@ pub enum Error {
     /// A submission failed during its execution. The stream is poisoned from that timepoint on.
     #[error("{0}")]
     Fault(Arc<Fault>),
+    /// A check of a stream found a value that it refuses. The stream is poisoned from the check on.
+    #[error("{0}")]
+    Check(Arc<Finding>),
     /// The backend or the device is not available.
     #[error("unavailable: {0}")]
     Unavailable(Text),
@@ -143,6 +146,48 @@ pub enum Error {
     /// writer.
     #[error("{0}")]
     Other(#[source] Foreign),
+}
+
+/// What a check of a stream found in device memory.
+///
+/// ```
+/// use leasehold_core::{Error, Finding};
+/// let error = Error::from(Finding::new("logits", 7, f64::NAN));
+/// assert!(error.is_external() && error.to_string().contains("logits: element 7 is NaN"));
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The name that the check was given.
+    pub name: Text,
+    /// The first element that the check refuses, counted from 0.
+    pub index: u64,
+    /// Its value.
+    pub value: f64,
+}
+
+impl Finding {
+    /// A finding of the check `name`: the value of element `index`.
+    #[must_use]
+    pub fn new(name: impl Into<Text>, index: u64, value: f64) -> Self {
+        Self { name: name.into(), index, value }
+    }
+}
+
+impl From<Finding> for Error {
+    fn from(finding: Finding) -> Self {
+        Error::Check(Arc::new(finding))
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, index, value } = self;
+        write!(
+            f,
+            "check {name}: element {index} is {value}; look for what wrote it, and go on with another stream"
+        )
+    }
 }
 
 /// Calls of two ranks that do not belong together.
@@ -463,8 +508,9 @@ impl Error {
         matches!(self, Error::OutOfMemory(_) | Error::OverBudget { unit: Budgeted::Bytes, .. })
     }
 
-    /// Returns whether the cause lies outside the operation that failed: another rank, or a
-    /// deadline. A stream has such a cause unchanged, not as a [`Fault`] of the operation.
+    /// Returns whether the cause lies outside the operation that failed: another rank, a deadline,
+    /// or values that a check refuses. A stream has such a cause unchanged, not as a [`Fault`] of
+    /// the operation.
     ///
     /// ```
     /// use leasehold_core::{Error, Mismatch};
@@ -475,7 +521,10 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_external(&self) -> bool {
-        matches!(self, Error::PeerLost { .. } | Error::Mismatch(_) | Error::Timeout(_))
+        matches!(
+            self,
+            Error::PeerLost { .. } | Error::Mismatch(_) | Error::Timeout(_) | Error::Check(_)
+        )
     }
 
     /// A short, stable name of the variant, for tables and JSON.
@@ -492,6 +541,7 @@ impl Error {
             Error::OverBudget { .. } => "OverBudget",
             Error::DeviceLost { .. } => "DeviceLost",
             Error::Fault(_) => "Fault",
+            Error::Check(_) => "Check",
             Error::Unavailable(_) => "Unavailable",
             Error::Unsupported(_) => "Unsupported",
             Error::Timeout(_) => "Timeout",

@@ -102,8 +102,8 @@ pub use kernel::{Grid, KernelBase, KernelSession};
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 #[doc(inline)]
 pub use leasehold_core::{
-    BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle, Lease,
-    Mismatch, Name, NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint,
+    BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, Finding, GraphHandle, Handle,
+    Lease, Mismatch, Name, NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint,
     UniqueLease, WeakLease,
 };
 #[doc(inline)]

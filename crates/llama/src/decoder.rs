@@ -6,8 +6,8 @@
 use crate::count::{self, OperatorCount};
 use crate::model::Model;
 use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
-use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
-use leasehold_operators::ops;
+use leasehold::{Error, Graph, Result, Stream, Timepoint, View};
+use leasehold_operators::{Checks, DType, ops};
 
 /// A sequence being decoded. It keeps the model.
 pub struct Decoder {
@@ -19,6 +19,7 @@ pub struct Decoder {
     /// New tokens since the prompt; their number in the ring.
     drawn: usize,
     ring: usize,
+    checks: bool,
 }
 
 impl Decoder {
@@ -52,7 +53,25 @@ impl Decoder {
         model.runtime().stream().upload(draws.all.sampling.view(), &[record])?;
         let lanes = Lanes::new(model, network.heads, &draws, false)?;
         let step = network.step(&Scratch::new(model, 1)?, &lanes, &draws)?;
-        Ok(Self { network, lanes, draws, step, filled: 0, drawn: 0, ring })
+        Ok(Self { network, lanes, draws, step, filled: 0, drawn: 0, ring, checks: false })
+    }
+
+    /// From now on, a prompt and each step check on the device that their logits are finite
+    /// ([`Checks`]). Logits that are not fail the stream from that token on. A graph has the check
+    /// if it is recorded later.
+    pub fn check(&mut self) {
+        self.checks = true;
+    }
+
+    fn check_on(&self, stream: &Stream) -> Result<()> {
+        let logits = self.draws.each[0].logits.view();
+        stream.check_finite(logits, DType::F32, "logits")
+    }
+
+    /// Runs a step on a stream, or notes it.
+    fn run(&self, stream: &Stream) -> Result<()> {
+        Network::run(&self.step, stream)?;
+        if self.checks { self.check_on(stream) } else { Ok(()) }
     }
 
     /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
@@ -65,7 +84,12 @@ impl Decoder {
         let model = self.network.model.clone();
         let _present = model.present()?;
         let lane = &self.lanes.each[0];
-        let point = self.network.prefill(lane, &self.draws.all, prompt)?;
+        let mut point = self.network.prefill(lane, &self.draws.all, prompt)?;
+        if self.checks {
+            let stream = model.runtime().stream();
+            self.check_on(stream)?;
+            point = stream.now();
+        }
         (self.filled, self.drawn) = (prompt.len(), 1);
         Ok(point)
     }
@@ -143,8 +167,8 @@ impl Decoder {
         let model = self.network.model.clone();
         let _present = model.present()?;
         self.claim_position()?;
-        Network::run(&self.step, self.network.model.runtime().stream())?;
         let stream = self.network.model.runtime().stream();
+        self.run(stream)?;
         let point = stream.now();
         stream.flush()?;
         Ok(point)
@@ -156,8 +180,7 @@ impl Decoder {
     /// As [`Runtime::record_graph`](leasehold::Runtime::record_graph).
     pub fn record(&self) -> Result<Graph> {
         let _present = self.network.model.present()?;
-        let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
-        self.network.model.runtime().record_graph(record)
+        self.network.model.runtime().record_graph(|runtime| self.run(runtime.stream()))
     }
 
     /// Computes the next token by launching the graph of [`record`](Self::record). Does not wait

@@ -31,6 +31,8 @@ pub struct Request<'a> {
     pub sampling: Sampling,
     /// Ids that end the text early; the output includes them.
     pub stop_at: &'a [u32],
+    /// Whether the logits of each token are checked, on the device, to be finite.
+    pub check: bool,
 }
 
 impl Request<'_> {
@@ -190,7 +192,7 @@ pub fn operations(config: &Config, tokens: usize) -> f64 {
 ///
 /// # Errors
 /// `InvalidArgument` for a prompt that is empty, too long or outside the vocabulary, or for zero
-/// tokens; the stream's cause.
+/// tokens; `Check` for checked logits that are not finite; the stream's cause.
 pub fn generate(
     model: &Model,
     request: &Request<'_>,
@@ -198,6 +200,9 @@ pub fn generate(
 ) -> Result<Generation> {
     let positions = request.check(model.config())?;
     let mut decoder = Decoder::new(model, positions, request.tokens, request.sampling)?;
+    if request.check {
+        decoder.check();
+    }
     let graph = match request.mode {
         Mode::Eager => None,
         Mode::Graph => Some(decoder.record()?),

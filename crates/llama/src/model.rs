@@ -320,7 +320,9 @@ impl Model {
     ///     let comm = world.comm(&runtime, &CommConfig::new("tp"))?;
     ///     let model = Model::load_part(&comm, config, weights, DType::F32, &mut |_, _| {})?;
     ///     let (mode, sampling) = (Mode::Graph, Sampling::default());
-    ///     let request = Request { prompt: &[316, 221], tokens: 4, mode, sampling, stop_at: &[] };
+    ///     let prompt = &[316, 221];
+    ///     let request =
+    ///         Request { prompt, tokens: 4, mode, sampling, stop_at: &[], check: false };
     ///     Ok(generate(&model, &request, &mut |_| Ok(()))?.ids)
     /// }
     ///

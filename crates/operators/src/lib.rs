@@ -5,6 +5,7 @@
 //!   fusion saves a pass over memory.
 //! * [`Library`] is the set of kernels of one runtime, for the most specific architecture that its
 //!   device supports.
+//! * [`Checks`] finds values that are not finite, on a stream.
 //! * [`kernels`] holds the sources, a folder for each backend. Kernels know no runtime: a kernel is
 //!   a function over a tile.
 //!
@@ -22,6 +23,7 @@
 //! Operators allocate only through the runtime; each declares its reads and writes.
 
 mod cache;
+pub mod check;
 #[cfg(feature = "emulate")]
 mod emulated;
 #[cfg(feature = "cuda")]
@@ -35,6 +37,7 @@ pub mod part;
 mod simulated;
 pub mod tensor;
 
+pub use check::{Checks, Float};
 #[cfg(feature = "emulate")]
 pub use emulated::{EmulatedCuda, EmulatedMps, emulate_cuda, emulate_mps};
 pub use library::Library;

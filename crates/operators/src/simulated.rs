@@ -15,7 +15,7 @@ use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
 /// The kernels that write every byte of their output bindings. The others write rows, with gaps
 /// between them if the parameters say so.
-const DENSE: [&str; 2] = ["argmax", "fill"];
+const DENSE: [&str; 3] = ["argmax", "fill", "not_finite"];
 
 /// Registers every operator kernel for simulated devices: the CPU kernels, with the grids of CUDA.
 ///

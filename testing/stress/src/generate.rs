@@ -440,6 +440,7 @@ impl Generator {
         let read = match self.dice.below(10) {
             0 => Read::New,
             1 => Read::Again,
+            2 => Read::Look(self.stream()),
             _ => Read::On(self.stream()),
         };
         Step::Check(read, span)

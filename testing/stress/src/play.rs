@@ -352,7 +352,7 @@ impl World {
         | Step::Session(s, _)
         | Step::Sync(s)
         | Step::Query(s)
-        | Step::Check(Read::On(s), _)
+        | Step::Check(Read::On(s) | Read::Look(s), _)
         | Step::Call { stream: s, .. }
         | Step::Complete(s)
         | Step::Try(s, _)

@@ -244,6 +244,25 @@ pub fn read(stream: &Stream, part: BufferView<'_>) -> Result<Vec<u8>> {
     Ok(got)
 }
 
+/// The bytes of a part, as a check in the stream's order sees them.
+///
+/// # Errors
+/// The stream's.
+pub fn look(stream: &Stream, part: BufferView<'_>) -> Result<Vec<u8>> {
+    if part.is_empty() {
+        return read(stream, part);
+    }
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let to = seen.clone();
+    stream.inspect("look", part, move |bytes| {
+        *to.lock() = bytes.to_vec();
+        Ok(())
+    })?;
+    stream.synchronize()?;
+    let got = std::mem::take(&mut *seen.lock());
+    Ok(got)
+}
+
 /// Steps that are over, by thread: how the threads of a printed test come in order.
 #[derive(Debug)]
 pub struct Order(Vec<AtomicU32>);

@@ -232,6 +232,9 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
                     "{runtime}.stream().download_into(&mut again, {}.view())?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
                     part(span)
                 ),
+                Read::Look(s) => {
+                    format!("assert_eq!(digest(&look(&{}, {})?), {hash:#x});", the(s), part(span))
+                }
                 Read::On(s) => {
                     format!("assert_eq!(digest(&read(&{}, {})?), {hash:#x});", the(s), part(span))
                 }

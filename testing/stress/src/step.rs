@@ -147,6 +147,8 @@ pub enum Node {
 pub enum Read {
     /// On a stream, into memory that is there.
     On(Slot),
+    /// By a check in a stream's order.
+    Look(Slot),
     /// By the runtime, on the default stream, into new memory.
     New,
     /// The same into memory that the thread reads into again and again.

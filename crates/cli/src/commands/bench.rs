@@ -307,6 +307,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
             mode,
             sampling: Sampling::default(),
             stop_at: &[],
+            check: false,
         };
         Ok(ModeReport::from(&generate(&model, &request, &mut |_| Ok(()))?))
     };

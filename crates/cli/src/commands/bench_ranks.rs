@@ -117,6 +117,7 @@ impl Bench<'_> {
             mode: Mode::Graph,
             sampling: Sampling::default(),
             stop_at: &[],
+            check: false,
         };
         let text = generate(runs.model, &request, &mut |_| Ok(()))?;
         let report = ModeReport::from(&text);

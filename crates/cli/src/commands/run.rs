@@ -88,6 +88,10 @@ pub(crate) struct Arguments {
     /// Ends the text at an end token of generation_config.json, or else of config.json
     #[arg(long)]
     stop_at_eos: bool,
+    /// Checks on the device that the logits of each token are finite; the first that are not are
+    /// named by token and index, and end the command
+    #[arg(long)]
+    check: bool,
     /// Includes the logits after the prompt's last position in the JSON
     #[arg(long, requires = "json")]
     logits: bool,
@@ -491,6 +495,7 @@ impl<'a> Job<'a> {
             mode,
             sampling: self.sampling,
             stop_at: self.stop_at,
+            check: self.arguments.check,
         }
     }
 

@@ -183,6 +183,12 @@ fn weights_that_are_no_numbers_give_no_token() {
         let run = ["run", "--model", at, "--prompt-ids", "1,2", "--tokens", "3"];
         let text = line(&bounded(&[&run[..], device].concat()), 1);
         has(&text, &[at, "new token 1: no logit is a number"]);
+        // A check on the device names the logit, in both modes.
+        for mode in ["eager", "graph"] {
+            let checked = ["--check", "--mode", mode];
+            let text = line(&bounded(&[&run[..], device, &checked].concat()), 1);
+            has(&text, &[at, "check logits: element 0 is NaN"]);
+        }
     }
 }
 

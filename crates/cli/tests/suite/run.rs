@@ -108,6 +108,16 @@ fn sampling_is_a_function_of_its_seed() {
 }
 
 #[test]
+fn a_check_of_the_logits_changes_no_token() {
+    let run = ["run", "--json", "--logits", "--tokens", "6", "--prompt-ids", "316,221"];
+    let (plain, checked) = (json(&run), json(&[&run[..], &["--check"]].concat()));
+    assert_eq!(checked["modes_agree"], true);
+    for field in ["output_ids", "last_logits"] {
+        assert_eq!(plain[field], checked[field], "{field}");
+    }
+}
+
+#[test]
 fn bf16_activations_agree_between_modes() {
     let report =
         json(&["run", "--json", "--tokens", "16", "--dtype", "bf16", "--prompt-ids", "316,221"]);

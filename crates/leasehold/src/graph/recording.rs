@@ -240,11 +240,14 @@ impl Recording {
             let lease = s.arena.alloc(layout)?;
             let handle = lease.handle();
             s.members.insert(lease.addr(), Member { handle, usage: Usage::default() });
-            if let Some(encoding) = s.encodings.last_mut() {
-                encoding.own.push(handle);
-            }
+            s.own(handle);
             Ok(lease)
         })?
+    }
+
+    /// Lets the operator that is being encoded use a buffer of an operation's own, undeclared.
+    pub(crate) fn own(&self, buffer: &Lease<Buffer>) -> Result<()> {
+        self.with(|s| s.own(buffer.handle()))
     }
 
     /// Refuses buffers of another recording, which have no address here.
@@ -365,6 +368,13 @@ impl Recording {
 }
 
 impl State {
+    /// The operator that is being encoded need not declare the buffer.
+    fn own(&mut self, handle: BufferHandle) {
+        if let Some(encoding) = self.encodings.last_mut() {
+            encoding.own.push(handle);
+        }
+    }
+
     fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
         let strange = |o: &Operand<'_>| {
             let lease = o.view.lease;

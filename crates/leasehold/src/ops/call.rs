@@ -70,21 +70,27 @@ impl Stream {
         name: &'static str,
         call: impl Fn() -> Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
-        if !self.runtime.device.caps().host_calls {
-            return Err(Error::Unsupported(
-                format!(
-                    "{} has no host calls in streams; synchronise the stream and call the function",
-                    self.runtime.id()
-                )
-                .into(),
-            ));
-        }
+        self.can_call()?;
         let call = HostCall::new(name, move || {
             let _inside = Inside::enter();
             call()
         });
         // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
         unsafe { self.pass(&Op::Host(&call), &[]) }.map(drop)
+    }
+
+    /// Refuses a device without host calls.
+    pub(super) fn can_call(&self) -> Result<()> {
+        if self.runtime.device.caps().host_calls {
+            return Ok(());
+        }
+        Err(Error::Unsupported(
+            format!(
+                "{} has no host calls in streams; synchronise the stream and call the function",
+                self.runtime.id()
+            )
+            .into(),
+        ))
     }
 
     /// As [`host_call`](Self::host_call), for a function that can run once only; not in a

@@ -12,6 +12,7 @@ mod batch;
 mod between;
 mod borrow;
 mod call;
+mod check;
 mod mapped;
 mod ring;
 mod shapes;

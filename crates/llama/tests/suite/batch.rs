@@ -46,7 +46,8 @@ fn start(batch: &mut Batch, prompt: &[u32], sampling: Sampling) -> (SequenceId, 
 fn same_alone(model: &Model, text: &Text, tokens: &[u32], logits: &[f32]) {
     let alone = |prompt: &[u32], tokens| {
         let mode = Mode::Eager;
-        let request = Request { prompt, tokens, mode, sampling: text.sampling, stop_at: &[] };
+        let request =
+            Request { prompt, tokens, mode, sampling: text.sampling, stop_at: &[], check: false };
         generate(model, &request, &mut |_| Ok(())).unwrap()
     };
     assert_eq!(alone(&text.prompt, tokens.len()).ids, tokens, "{:?}", text.prompt);
@@ -246,7 +247,8 @@ fn a_token_of_the_host_takes_the_place_of_the_drawn_one() {
             text.push(next(&mut batch));
             let alone = |prompt: &[u32]| {
                 let mode = Mode::Eager;
-                let request = Request { prompt, tokens: 1, mode, sampling: how, stop_at: &[] };
+                let request =
+                    Request { prompt, tokens: 1, mode, sampling: how, stop_at: &[], check: false };
                 generate(model, &request, &mut |_| Ok(())).unwrap().ids[0]
             };
             assert_eq!(text[3], alone(&text[..3]));
@@ -329,7 +331,7 @@ fn numbers_that_are_too_large_are_refused() {
 
         let request = |tokens| {
             let mode = Mode::Eager;
-            Request { prompt: &[1, 2], tokens, mode, sampling: how, stop_at: &[] }
+            Request { prompt: &[1, 2], tokens, mode, sampling: how, stop_at: &[], check: false }
         };
         for tokens in [usize::MAX, usize::MAX - 1, 1 << 63, 0] {
             let checked = request(tokens).check(model.config()).unwrap_err().to_string();

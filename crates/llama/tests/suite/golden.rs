@@ -83,7 +83,14 @@ fn no_token_is_chosen_where_no_logit_is_a_number() {
         for mode in [Mode::Eager, Mode::Graph] {
             for temperature in [0.0, 1.0] {
                 let sampling = Sampling { temperature, ..Sampling::default() };
-                let request = Request { prompt: &[1, 2], tokens: 3, mode, sampling, stop_at: &[] };
+                let request = Request {
+                    prompt: &[1, 2],
+                    tokens: 3,
+                    mode,
+                    sampling,
+                    stop_at: &[],
+                    check: false,
+                };
                 let text = generate(&model, &request, &mut |_| Ok(())).unwrap_err().to_string();
                 assert!(text.contains("new token 1: no logit is a number"), "{text}");
             }
@@ -105,6 +112,7 @@ fn same_as_transformers(runtime: &Runtime, most: usize) {
                     mode,
                     sampling: Sampling::default(),
                     stop_at: &[],
+                    check: false,
                 };
                 generate(&model, &request, &mut |_| Ok(())).unwrap()
             };

@@ -123,6 +123,7 @@ fn both(model: &Model, case: &Golden, most: usize) -> Both {
             mode,
             sampling: Sampling::default(),
             stop_at: &[],
+            check: false,
         };
         let text = generate(model, &request, &mut |_| Ok(())).unwrap();
         (text.ids, text.last_logits)

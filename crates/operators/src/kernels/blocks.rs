@@ -4,6 +4,7 @@
 //! This module must not know sources.
 
 use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
+use super::cpu::check::NotFinite;
 use super::cpu::elem::DType;
 use super::cpu::elementwise::{
     Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul,
@@ -37,6 +38,7 @@ pub(super) fn from_bytes<P: Params>(params: &[u8]) -> Result<P, Refusal> {
 macro_rules! kernel_list {
     ($spec:ident) => {{
         use $crate::kernels::cpu::attention::{Attention, DecodeAttention};
+        use $crate::kernels::cpu::check::NotFinite;
         use $crate::kernels::cpu::elementwise::{Add, Cast, Copy2d, Fill, Mul, SiluMul};
         use $crate::kernels::cpu::embedding::Embedding;
         use $crate::kernels::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
@@ -66,6 +68,7 @@ macro_rules! kernel_list {
             $spec::of::<Argmax>(&SAMPLING),
             $spec::of::<Advance>(&SAMPLING),
             $spec::of::<NextToken>(&SAMPLING),
+            $spec::of::<NotFinite>(&CHECK),
         ]
     }};
 }
@@ -243,6 +246,7 @@ kernels! {
     Argmax, |p| row_of(p);
     Advance, |p| Ok(rows(p.rows, 1)?.threads([WARP, 1, 1]));
     NextToken, |p| draw(p);
+    NotFinite, |p| Ok(Grid::new([p.parts(), 1, 1]).threads([THREADS, 1, 1]));
 }
 
 pub(super) fn normed(p: &NormParams) -> Result<Grid, Refusal> {

@@ -3,6 +3,7 @@
 use super::blocks::*;
 use super::cpu::attention::{AttentionParams, PART, PART_HEADS, PARTS, SMALL_DIM, SMALL_PART};
 use super::cpu::cache::CacheLayout;
+use super::cpu::check::NotFiniteParams;
 use super::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use super::cpu::embedding::EmbeddingParams;
 use super::cpu::linear::{FEW, LinearParams};
@@ -68,6 +69,7 @@ fn parameters_and_records_are_the_same_words_in_all_languages() {
     same_words::<FillParams>();
     same_words::<CopyParams>();
     same_words::<RowParams>();
+    same_words::<NotFiniteParams>();
     same_words::<NextTokenParams>();
     same_words::<AdvanceParams>();
     same_words::<SamplingRecord>();

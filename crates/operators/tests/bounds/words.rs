@@ -2,6 +2,7 @@
 
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
 use leasehold_operators::kernels::cpu::cache::CacheLayout;
+use leasehold_operators::kernels::cpu::check::NotFiniteParams;
 use leasehold_operators::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
 use leasehold_operators::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
@@ -193,6 +194,12 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
             RowParams { rows, n, ldx: w.pad(n), ldy: w.pad(n), x: w.dtype(), y: w.dtype() }
                 .as_bytes()
                 .to_vec()
+        }
+        "not_finite" => {
+            let (width, exponent) =
+                [(2, 0x7f80), (2, 0x7c00), (4, 0x7f80_0000), (8, 0x7ff0_0000)][w.below(4) as usize];
+            let count = [w.size(900), w.size(20_000)][w.below(2) as usize];
+            NotFiniteParams::new(count.into(), width, exponent).as_bytes().to_vec()
         }
         "next_token" => {
             let (rows, n, ring, log_ring) = (w.size(5), w.size(400), w.below(9), w.below(4));

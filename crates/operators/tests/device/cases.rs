@@ -4,6 +4,7 @@
 use super::{Bench, Bound, Data, within};
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
 use leasehold_operators::kernels::cpu::cache::CacheLayout;
+use leasehold_operators::kernels::cpu::check::NotFiniteParams;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
@@ -44,6 +45,7 @@ pub fn all(bench: &mut Bench<'_>, large: bool) {
     bytes(bench, large);
     rows(bench, large);
     sampling(bench, large);
+    not_finite(bench, large);
 }
 
 /// A product's sizes, types and flags.
@@ -622,6 +624,33 @@ fn rows(bench: &mut Bench<'_>, large: bool) {
         bench.case("argmax", &format!("{row:?}"), &p, &[input.clone(), Some(Data::words(&[-9]))]);
         let out = Data::written(DType::F32, &junk(row.len()), 0, within(DType::F32, 0.0));
         bench.case("softmax", &format!("{row:?}"), &p, &[input, Some(out)]);
+    }
+}
+
+fn not_finite(bench: &mut Bench<'_>, large: bool) {
+    let mut counts = vec![1, 3, 4097, 70_001];
+    if large {
+        counts.push(9_000_001);
+    }
+    for count in counts {
+        for (float, width, exponent) in [
+            (DType::F32, 4, 0x7f80_0000),
+            (DType::Bf16, 2, 0x7f80),
+            (DType::F16, 2, 0x7c00),
+            // Pairs of f32, whose second ones have the exponent.
+            (DType::F32, 8, 0x7f80_0000),
+        ] {
+            let mut values = noise(count * if width == 8 { 2 } else { 1 }, 5);
+            let last = values.len() - 1;
+            for bad in [&[][..], &[last], &[last / 2, last]] {
+                bad.iter().for_each(|&i| values[i] = f32::NEG_INFINITY);
+                let p = NotFiniteParams::new(count as u64, width, exponent);
+                let found = Data::words(&vec![-9; 4 * p.parts() as usize]);
+                let what = format!("{p:?}, bad {bad:?}");
+                let x = Data::read(float, &values, 0);
+                bench.case("not_finite", &what, &p, &[Some(x), Some(found)]);
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod check;
 mod elementwise;
 mod emulated;
 mod launch;

@@ -7,6 +7,7 @@ use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverC
 use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_mps_sim::{SimDriver as MpsDriver, SimDriverConfig as MpsDriverConfig};
 use leasehold_operators::kernels::cpu::KERNELS;
+use leasehold_operators::kernels::cpu::check::NotFiniteParams;
 use leasehold_operators::kernels::cpu::rope::table;
 use leasehold_operators::ops::{Cache, Heads, Loop, Norm, Projection, RowPositions, Sampling};
 use leasehold_operators::{BufferPart, DType, Library, Operator, Tensor, ops};
@@ -132,7 +133,7 @@ impl Operands<'_> {
 }
 
 /// One of each operator.
-const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 22] = [
+const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 23] = [
     |l, o| {
         let (x, w, n, b, y) =
             (o.tensor(2, 8)?, o.tensor(5, 8)?, o.tensor(1, 8)?, o.tensor(1, 5)?, o.tensor(2, 5)?);
@@ -211,6 +212,11 @@ const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 22] = [
         let records: Vec<u32> = bytemuck::cast_slice(&[record; 2]).to_vec();
         let (records, logs) = (o.words(&records)?, o.words(&[0; 2 * 41])?);
         ops::next_token(l, &logits, &records, &state, Some(&logs))
+    },
+    |l, o| {
+        let params = NotFiniteParams::new(16, 4, 0x7f80_0000);
+        let found = o.words(&[77; 4])?;
+        Operator::new(l, "not_finite", &params, &[Some((&o.tensor(2, 8)?).into()), Some(found)])
     },
 ];
 

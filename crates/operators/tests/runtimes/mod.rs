@@ -213,3 +213,143 @@ fn an_operator_says_what_computes_it() {
     let three = ops::linear3(&library, &tensor(8), None, to).expect("an operator");
     assert_eq!(three.shape(), "m 2, k 8, n 5 + 3 + 4");
 }
+
+/// The CPU, a simulated device, and simulated CUDA and Metal with the kernels' sources, where a
+/// compiler is there.
+fn devices() -> Vec<leasehold::Runtime> {
+    use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
+    let (plain, cuda, metal) =
+        (KernelRegistry::new(), KernelRegistry::new(), KernelRegistry::new());
+    leasehold_operators::simulate(&plain).expect("the kernels");
+    let cuda_there = leasehold_operators::emulate_cuda(&cuda).expect("the CUDA sources");
+    let metal_there = leasehold_operators::emulate_mps(&metal).expect("the Metal sources");
+    let machine = |kernels| MachineConfig::seed(11).kernels(kernels);
+    let sim = SimBackend::new(machine(plain)).expect("a machine");
+    let driver = CudaDriver::new(CudaDriverConfig::new(machine(cuda))).expect("a driver");
+    let cuda = CudaBackend::with_ops(Arc::new(driver), CudaConfig::default()).expect("a backend");
+    let driver = SimDriver::new(SimDriverConfig::new(machine(metal))).expect("a driver");
+    let metal = MpsBackend::with_ops(Arc::new(driver), MpsConfig::default()).expect("a backend");
+    let of = |backend: Arc<dyn leasehold::Backend>, id: &str| {
+        let context = Context::with_backends(vec![backend]);
+        context.runtime(id.parse().expect("a name")).expect("the device")
+    };
+    let mut devices = vec![Context::new().runtime(DeviceId::cpu(0)).expect("the device")];
+    devices.push(of(Arc::new(sim), "sim:0"));
+    devices.extend(cuda_there.then(|| of(Arc::new(cuda), "cuda:0")));
+    devices.extend(metal_there.then(|| of(Arc::new(metal), "mps:0")));
+    devices
+}
+
+/// Fails a stream by a check of these values, and returns what it found.
+fn finding<T: leasehold::bytemuck::NoUninit>(
+    runtime: &leasehold::Runtime,
+    values: &[T],
+    float: leasehold_operators::Float,
+) -> (String, u64, f64) {
+    use leasehold::{Error, View};
+    use leasehold_operators::Checks;
+    let stream = runtime.create_stream().expect("a stream");
+    let values = runtime.upload(values).expect("values");
+    stream.check_finite(values.slice(..5).view(), float, "the head").expect("a check");
+    stream.check_finite(values.view(), float, format!("all {float:?}")).expect("a check");
+    match stream.synchronize() {
+        Err(Error::Check(found)) => (found.name.to_string(), found.index, found.value),
+        other => panic!("{runtime:?}: {other:?}"),
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_are_named_and_the_next_stream_works() {
+    use half::{bf16, f16};
+    use leasehold::Runtime;
+    use leasehold_operators::Float::{Bf16, F16, F32, F64};
+    let infinity = |at: usize, sign: f64| -> Vec<f64> {
+        (0..20_000).map(|i| if i % 10_000 == at { sign * f64::INFINITY } else { 1.5 }).collect()
+    };
+    for runtime in devices() {
+        let find = |runtime: &Runtime, at, sign| {
+            let wide = infinity(at, sign);
+            let single: Vec<f32> = wide.iter().map(|&v| v as f32).collect();
+            let half: Vec<f16> = wide.iter().map(|&v| f16::from_f64(v)).collect();
+            let brain: Vec<bf16> = wide.iter().map(|&v| bf16::from_f64(v)).collect();
+            let bits = |half: &[f16]| half.iter().map(|v| v.to_bits()).collect::<Vec<u16>>();
+            let brain_bits: Vec<u16> = brain.iter().map(|v| v.to_bits()).collect();
+            [
+                finding(runtime, &wide, F64),
+                finding(runtime, &single, F32),
+                finding(runtime, &bits(&half), F16),
+                finding(runtime, &brain_bits, Bf16),
+            ]
+        };
+        for (at, sign) in [(5, 1.0), (9_999, -1.0)] {
+            for (found, float) in find(&runtime, at, sign).into_iter().zip([F64, F32, F16, Bf16]) {
+                let wanted = (format!("all {float:?}"), at as u64, sign * f64::INFINITY);
+                assert_eq!(found, wanted, "{runtime:?}");
+            }
+        }
+        let (name, index, value) = finding(&runtime, &[1.0, 2.0, 3.0, 4.0, 5.0, f32::NAN], F32);
+        assert_eq!((&*name, index, value.is_nan()), ("all F32", 5, true), "{runtime:?}");
+    }
+}
+
+#[test]
+fn a_graph_finds_the_launch_whose_values_are_not_finite() {
+    use leasehold::{Error, View};
+    use leasehold_operators::{Checks, Float};
+    for runtime in devices() {
+        let source = runtime.zeros::<f32>(9000).expect("values");
+        let out = runtime.zeros::<f32>(9000).expect("values");
+        let graph = runtime
+            .record_graph(|r| {
+                let between = r.alloc_array::<f32>(9000)?;
+                r.stream().copy(between.view(), source.view())?;
+                r.stream().check_finite(between.view(), Float::F32, "a step's result")?;
+                r.stream().copy(out.view(), between.view())
+            })
+            .expect("a graph");
+        let stream = runtime.create_stream().expect("a stream");
+        let step = |stream: &leasehold::Stream, value: f32| {
+            stream.fill(source.slice(7000..7001).view(), value)?;
+            graph.launch_on(stream).map(drop)
+        };
+        for value in [1.0, 2.0, f32::INFINITY] {
+            step(&stream, value).expect("a launch");
+        }
+        match stream.synchronize() {
+            Err(Error::Check(found)) => {
+                assert_eq!((&*found.name, found.index), ("a step's result", 7000), "{runtime:?}");
+            }
+            other => panic!("{runtime:?}: {other:?}"),
+        }
+        let next = runtime.create_stream().expect("a stream");
+        next.fill(out.view(), 0.0f32).expect("a fill");
+        step(&next, 3.0).expect("a launch");
+        next.synchronize().expect("the next stream");
+        let got = next.runtime().to_vec::<f32>(&out).expect("the result");
+        assert_eq!(got[6999..7002], [0.0, 3.0, 0.0], "{runtime:?}");
+    }
+}
+
+#[test]
+fn a_check_of_wrong_values_is_refused() {
+    use leasehold::View;
+    use leasehold_operators::{Checks, Float};
+    let [cpu, sim] = devices().try_into().unwrap_or_else(|mut all: Vec<_>| {
+        all.truncate(2);
+        all.try_into().expect("two devices")
+    });
+    let (bytes, strange) =
+        (cpu.zeros::<u8>(16).expect("values"), sim.zeros::<f32>(4).expect("values"));
+    let stream = cpu.create_stream().expect("a stream");
+    for (values, what) in [
+        (bytes.slice(..0).view(), "no values"),
+        (bytes.slice(..6).view(), "half a value"),
+        (bytes.slice(2..6).view(), "a value that is not aligned"),
+        (strange.view(), "another device's values"),
+    ] {
+        let error = stream.check_finite(values, Float::F32, "x").expect_err(what);
+        assert_eq!(error.kind(), "InvalidArgument", "{what}: {error}");
+    }
+    stream.synchronize().expect("a sound stream");
+}

@@ -2,6 +2,7 @@
 //!
 //! These modules must not know any backend.
 
+mod checks;
 mod collective_calls;
 mod collective_ends;
 mod collective_order;
@@ -39,6 +40,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         kernels::CASES,
         graphs::CASES,
         graph_budget::CASES,
+        checks::CASES,
         recordings::CASES,
         faults::CASES,
         peers::CASES,

@@ -86,7 +86,7 @@ impl Model {
             }
             Step::Check(read, span) => {
                 let stream = match read {
-                    Read::On(s) => s,
+                    Read::On(s) | Read::Look(s) => s,
                     Read::New | Read::Again => default_of(span.slot),
                 };
                 if span.slot >= PINNED || is_far(span.slot) != is_far_stream(stream) {

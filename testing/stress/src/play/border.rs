@@ -3,7 +3,7 @@
 //! This module must not know the model.
 
 use crate::options::Border;
-use crate::prelude::{Call, Completions, bytes, launch};
+use crate::prelude::{Call, Completions, bytes, launch, look};
 use crate::step::Work;
 use crate::target::Kernels;
 use crate::{through, work};
@@ -144,6 +144,18 @@ impl Border {
         match self {
             Border::Rust => stream.download(to, from),
             Border::C => through::download(stream, to, from),
+        }
+    }
+
+    pub(crate) fn look(self, stream: &Stream, from: BufferView<'_>) -> Result<Vec<u8>> {
+        match self {
+            Border::Rust => look(stream, from),
+            // The C interface has no checks.
+            Border::C => {
+                let mut to = vec![0; from.len() as usize];
+                through::download(stream, &mut to, from)?;
+                Ok(to)
+            }
         }
     }
 

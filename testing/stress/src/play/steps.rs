@@ -163,6 +163,7 @@ impl World {
                 got.resize(span.len as usize, 0xEE);
                 self.border.download(&self.stream(s)?, got, part)?;
             }
+            Read::Look(s) => *got = self.border.look(&self.stream(s)?, part)?,
         }
         let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else {
             return Ok(());

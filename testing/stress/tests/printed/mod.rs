@@ -343,7 +343,7 @@ fn seed_21() -> Result<()> {
                 order.done(1);
                 s[0].the().upload_blocking(b[11].the().part(16..40)?, &bytes(3482930383, 24))?;
                 order.done(1);
-                assert_eq!(digest(&read(&s[0].the(), b[12].the().part(172..1355)?)?), 0xa5ac0cfed8ce5d89);
+                assert_eq!(digest(&look(&s[0].the(), b[12].the().part(172..1355)?)?), 0xa5ac0cfed8ce5d89);
                 order.done(1);
                 let count = { let calls = calls.clone(); move || { calls.fetch_add(1, Ordering::SeqCst); Ok(()) } };
                 s[0].the().host_call("count", count)?;

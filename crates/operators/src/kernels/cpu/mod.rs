@@ -7,7 +7,8 @@
 //! | `elem`, `row`, `math`, `dot` | element types; loops over a row; `exp`; the inner product |
 //! | `amx` | products of bf16 on the tiles of AMX |
 //! | `cache` | the place of keys and values in the memory of a cache |
-//! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise`, `sampling` | the kernels |
+//! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise` | the kernels |
+//! | `sampling`, `check` | the kernels that choose tokens; the one that checks values |
 //!
 //! Floating point is IEEE with denormals. The order of a sum depends on the number of lanes of a
 //! level and on no other property of the machine. Results of one level are bit-identical for any
@@ -22,6 +23,7 @@
 mod amx;
 pub mod attention;
 pub mod cache;
+pub mod check;
 pub mod dot;
 mod dots;
 pub mod elem;
@@ -64,6 +66,7 @@ pub static KERNELS: &[KernelSpec] = &[
     KernelSpec::of::<sampling::Argmax>(),
     KernelSpec::of::<sampling::Advance>(),
     KernelSpec::of::<sampling::NextToken>(),
+    KernelSpec::of::<check::NotFinite>(),
 ];
 
 impl KernelSpec {

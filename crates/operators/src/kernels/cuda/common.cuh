@@ -108,6 +108,12 @@ struct CopyParams {
     u32 to_pitch;
 };
 
+struct NotFiniteParams {
+    u32 count[2];
+    u32 width;
+    u32 exponent;
+};
+
 struct RowParams {
     u32 rows;
     u32 n;

@@ -97,6 +97,8 @@ modules! {
     ELEMENTWISE = elementwise for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Sampling: from logits to the next token.
     SAMPLING = sampling for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
+    /// Checks of values.
+    CHECK = check for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
 }
 
 /// The registry entry of a CUDA kernel.

@@ -55,6 +55,8 @@ modules! {
     ELEMENTWISE = "elementwise";
     /// Sampling: from logits to the next token.
     SAMPLING = "sampling";
+    /// Checks of values.
+    CHECK = "check";
 }
 
 /// The registry entry of a Metal kernel.
