@@ -655,11 +655,11 @@ DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, con
     const Share share = share_of(p);
     // The position and the limits are on their way at a time.
     const i32 word = ((const i32*)position)[share.row];
-    const u64 memory = memory_of(p, limits, share.row);
+    const Memory memory = memory_of(p, limits, share.row);
     const u32 at = position_of(&word, 0, p.positions);
     // A short text leaves most blocks nothing to do. They compute nothing with the limits.
     if (blockIdx.x > 0 && (at == p.positions || blockIdx.x * part_of(p) > at)) return;
-    if (at == p.positions || end_of(p, at) > memory) {
+    if (at == p.positions || !memory.has(end_of(p, at))) {
         const u32 group = p.heads / p.kv_heads, own = share.own;
         const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
         if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);
