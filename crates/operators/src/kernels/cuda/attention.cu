@@ -657,7 +657,7 @@ DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, con
     const i32 word = ((const i32*)position)[share.row];
     const Memory memory = memory_of(p, limits, share.row);
     const u32 at = position_of(&word, 0, p.positions);
-    // A short text leaves most blocks nothing to do. They compute nothing with the limits.
+    // A short text leaves most blocks nothing to do. They do not wait for the limits.
     if (blockIdx.x > 0 && (at == p.positions || blockIdx.x * part_of(p) > at)) return;
     if (at == p.positions || !memory.has(end_of(p, at))) {
         const u32 group = p.heads / p.kv_heads, own = share.own;
