@@ -606,14 +606,18 @@ INLINE void decode(const AttentionParams& p, const Share& share, const void* que
     raw* to_keys = (raw*)key_cache + head_at(l, l.keys, share.row, kv, dim);
     raw* to_values = (raw*)values_in(l, key_cache, value_cache) + head_at(l, l.values, share.row, kv, dim);
     // The rows of the part are on their way while the queries are rotated. Rows that follow each other are one.
-    const bool together = pitch == dim;
-    const u32 of_row = (together ? end - begin : 1) * dim * (u32)sizeof(raw), lines = (of_row + 127) / 128;
-    const u32 all_lines = (together ? 1 : end - begin) * lines;
-    for (u32 i = t; i < all_lines; i += THREADS) {
-        const u32 row = together ? 0 : i / lines;
-        const u64 line = (begin + (u64)row) * pitch * sizeof(raw) + (i - row * lines) * 128;
-        prefetch((const u8*)to_keys + line);
-        prefetch((const u8*)to_values + line);
+    const u32 of_row = dim * (u32)sizeof(raw);
+    auto ask = [&](u64 byte) {
+        prefetch((const u8*)to_keys + byte);
+        prefetch((const u8*)to_values + byte);
+    };
+    if (pitch == dim) {
+        const u32 lines = ((end - begin) * of_row + 127) / 128;
+        for (u32 i = t; i < lines; i += THREADS) ask((u64)begin * of_row + i * 128);
+    } else {
+        for (u32 row = begin + t; row < end; row += THREADS) {
+            for (u32 byte = 0; byte < of_row; byte += 128) ask((u64)row * pitch * sizeof(raw) + byte);
+        }
     }
     const float* angles = (const float*)table + (u64)at * p.rotary;
     // The query heads, then the new key and value: a thread for each element. The lanes behind the head's
@@ -649,8 +653,13 @@ DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, con
     begin();
     __shared__ DecodePlace place;
     const Share share = share_of(p);
-    const u32 room = room_of(p, limits, share.row), at = position_of((const i32*)position + share.row, 0, room);
-    if (at == room) {
+    // The position and the limits are on their way at a time.
+    const i32 word = ((const i32*)position)[share.row];
+    const Memory memory = memory_of(p, limits, share.row);
+    const u32 at = position_of(&word, 0, p.positions);
+    // A short text leaves most blocks nothing to do. They do not wait for the limits.
+    if (blockIdx.x > 0 && (at == p.positions || blockIdx.x * part_of(p) > at)) return;
+    if (at == p.positions || !memory.has(end_of(p, at))) {
         const u32 group = p.heads / p.kv_heads, own = share.own;
         const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
         if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);

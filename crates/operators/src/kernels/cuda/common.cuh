@@ -458,15 +458,36 @@ INLINE u64 head_at(const CacheLayout& l, u32 first, u32 sequence, u32 head, u32 
 // The operand with the values: the key cache, where both are in one memory.
 template <class P> INLINE P values_in(const CacheLayout& l, P keys, P values) { return l.limits == 0 ? values : keys; }
 
+// The bytes of a sequence's parts that have memory. Who reads them early waits when it needs them.
+struct Memory {
+    u64 keys;
+    u64 values;
+    __device__ __forceinline__ bool has(u64 end) const { return end <= keys && end <= values; }
+};
+
+template <class P> INLINE Memory memory_of(const P& p, const void* limits, u32 sequence) {
+    const CacheLayout& l = p.layout;
+    if (l.limits == 0) return {~0ull, ~0ull};
+    const u64* words = (const u64*)limits + (u64)sequence * l.next;
+    return {words[l.keys], words[l.values]};
+}
+
+// The bytes of a part up to the end of the last head at position `at`.
+template <class P> INLINE u64 end_of(const P& p, u32 at) {
+    const CacheLayout& l = p.layout;
+    const u64 heads = (u64)l.offset + (u64)(p.kv_heads - 1) * l.head + (u64)at * l.position + 1;
+    return heads * p.head_dim * size_of(p.cache);
+}
+
 // The positions of a sequence that have memory.
 template <class P> INLINE u32 room_of(const P& p, const void* limits, u32 sequence) {
     const CacheLayout& l = p.layout;
     if (l.limits == 0) return p.positions;
-    const u64* words = (const u64*)limits + (u64)sequence * l.next;
-    const u64 heads = smaller(words[l.keys], words[l.values]) / (p.head_dim * size_of(p.cache));
-    const u64 first = (u64)l.offset + (u64)(p.kv_heads - 1) * l.head + 1;
-    if (heads < first) return 0;
-    return (u32)smaller((heads - first) / larger(l.position, 1u) + 1, (u64)p.positions);
+    const Memory memory = memory_of(p, limits, sequence);
+    const u64 first = end_of(p, 0);
+    if (!memory.has(first)) return 0;
+    const u64 distance = (u64)larger(l.position, 1u) * p.head_dim * size_of(p.cache);
+    return (u32)smaller((smaller(memory.keys, memory.values) - first) / distance + 1, (u64)p.positions);
 }
 
 // ---- Matrix products
