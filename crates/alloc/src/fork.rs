@@ -11,6 +11,7 @@ use crate::allocator::Allocator;
 use crate::buffer::Buffer;
 use crate::growing::busy;
 use crate::host;
+use crate::layout::UNIT_SHIFT;
 use crate::ranges::Busy;
 use crate::residency::{Plan, Source, Step};
 use crate::state::{Core, Inner};
@@ -31,20 +32,13 @@ impl Allocator {
     /// driver's.
     ///
     /// # Safety
-    /// - No work writes the first [`shared`](Self::shared) bytes of either block, from the call on.
+    /// - No work writes the first [`shared`](Buffer::shared) bytes of either block, from the call on.
     pub unsafe fn fork(&self, from: &Lease<Buffer>, to: &Lease<Buffer>, bytes: u64) -> Result<u64> {
         let inner = self.inner();
         let places = (self.growing_at(from)?, self.growing_at(to)?);
         inner.may_fork(places, (from, to), bytes)?;
         inner.empty_tail(places.1)?;
         inner.fork(places, (from, to), bytes)
-    }
-
-    /// The bytes at the beginning of a growing block that other blocks have too, or had. Nobody
-    /// writes them. They may be more than the length. 0 for a buffer that does not grow.
-    pub fn shared(&self, block: &Lease<Buffer>) -> u64 {
-        let Ok(at) = self.growing_at(block) else { return 0 };
-        self.inner().core.lock().ranges.0[at].as_ref().map_or(0, |range| range.shared)
     }
 }
 
@@ -97,16 +91,18 @@ impl Inner {
         let mut core = self.core.lock();
         let Core { ranges, store, .. } = &mut *core;
         plan.steps.iter().for_each(|step| _ = store.heap.end_step(step));
-        if result.is_err()
-            && let Some(from) = ranges.0[places.0].as_mut()
-        {
-            from.shared = before.max(from.end_of_forks(&store.heap.res));
+        if let Some(from) = ranges.0[places.0].as_mut() {
+            if result.is_err() {
+                from.shared = before.max(from.end_of_forks(&store.heap.res));
+            }
+            blocks.0.set_shared(from.shared);
         }
         let Some(to) = ranges.0[places.1].as_mut() else { return Ok(0) };
         to.take_pieces(&plan.steps, result.is_ok());
         to.busy = Busy::No;
         result.inspect_err(|e| self.note_failure(e))?;
         (to.committed, to.shared) = (to.mapped, to.mapped);
+        blocks.1.set_shared(to.shared);
         blocks.1.set_len(to.mapped);
         self.add_live(to.mapped as i64);
         Ok(to.mapped)
@@ -123,7 +119,8 @@ impl Core {
         bytes: u64,
     ) -> Result<(Plan, u64)> {
         let (ranges, heap) = (&mut self.ranges.0, &mut self.store.heap);
-        let bytes = bytes.min(from.len());
+        // (A buffer counts its shared bytes in so many units.)
+        let bytes = bytes.min(from.len()).min(u64::from(u32::MAX) << UNIT_SHIFT);
         let Some(source) = ranges[places.0].as_ref() else { return Err(busy()) };
         let (mut steps, mut shared) = (Vec::new(), 0);
         host::room(&mut steps, source.pieces.len())?;
@@ -147,6 +144,7 @@ impl Core {
         if let Some(source) = ranges[places.0].as_mut() {
             before = source.shared;
             source.shared = before.max(shared);
+            from.set_shared(source.shared);
         }
         Ok((Plan::of_pieces(steps, 0, 0), before))
     }

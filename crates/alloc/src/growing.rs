@@ -303,6 +303,7 @@ impl Inner {
             .map_or((0, 0), |r| (r.base, r.chunk.map_or(0, |c| c.native)));
         let flags = GROWING | kind_bits(self.config.host_kind);
         row.buffer.describe((base, native), 0, None, flags, PackedTimepoint::NEVER);
+        row.buffer.set_shared(0);
         core.allocations += 1;
         Ok(self.first_lease(row))
     }
@@ -319,6 +320,7 @@ impl Inner {
         let len = block.len();
         if bytes > len {
             range.committed = range.committed.max(want);
+            block.set_shared(range.shared);
             block.set_len(bytes);
             self.add_live((bytes - len) as i64);
         }

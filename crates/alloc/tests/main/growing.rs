@@ -55,7 +55,7 @@ impl Model {
 
     /// Writes what the block has of its own and no value is known of, or all of it.
     fn write(&mut self, b: &Bench, world: &mut World, all: bool) {
-        let shared = (b.allocator.shared(&self.block) / GRANULE) as usize;
+        let shared = (self.block.shared() / GRANULE) as usize;
         let from = if all { 0 } else { self.values.len() };
         self.values.resize(self.memory.len(), 0);
         for at in from..self.memory.len() {
@@ -91,7 +91,7 @@ impl Model {
 fn apart(b: &Bench, models: &[Model], heap: &[Lease<Buffer>], what: &str) {
     let fake = &b.fake;
     let blocks = models.iter().map(|m| {
-        let shared = b.allocator.shared(&m.block).min(m.block.len());
+        let shared = m.block.shared().min(m.block.len());
         (m.addr + shared, m.block.len() - shared)
     });
     let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
@@ -208,13 +208,13 @@ fn program(b: &Bench, seed: u64, late: &VirtualStream) -> (u64, u64) {
 /// A fork of one block in another, or none: then both are as they were.
 fn fork(b: &Bench, models: &mut [Model], at: (usize, usize), bytes: u64, what: &str) -> bool {
     let (from, to) = (&models[at.0], &models[at.1]);
-    let before = [from, to].map(|m| (m.block.len(), b.allocator.shared(&m.block)));
+    let before = [from, to].map(|m| (m.block.len(), m.block.shared()));
     let reserved = b.allocator.stats().reserved;
     // SAFETY: the models write beyond what is shared.
     let len = unsafe { b.allocator.fork(&from.block, &to.block, bytes) };
     assert!(b.allocator.stats().reserved <= reserved, "{what}: a fork takes no memory");
     let Ok(len) = len else {
-        let now = [from, to].map(|m| (m.block.len(), b.allocator.shared(&m.block)));
+        let now = [from, to].map(|m| (m.block.len(), m.block.shared()));
         // What the other block had shared beyond its length may be gone.
         assert_eq!((now[0], now[1].0), (before[0], before[1].0), "{what}");
         assert!(at.0 == at.1 || now[1].1 <= before[1].1, "{what}");
@@ -567,10 +567,7 @@ fn a_fork_has_its_memory_once_and_keeps_it() {
     assert_eq!((s.reserved, s.shared_in_growing), (14 * MIB, 8 * MIB), "{s:?}");
     let listed: u64 = b.allocator.snapshot().segments.iter().map(|s| s.bytes).sum();
     assert_eq!(listed, s.reserved, "a snapshot lists it once");
-    assert_eq!(
-        [parent, child, other].map(|block| b.allocator.shared(block)),
-        [8 * MIB, 8 * MIB, 0]
-    );
+    assert_eq!([parent, child, other].map(|block| block.shared()), [8 * MIB, 8 * MIB, 0]);
     // Both go on, each in memory of its own.
     b.allocator.grow(child, 12 * MIB).expect("memory");
     b.allocator.grow(parent, 12 * MIB).expect("memory");
@@ -580,7 +577,7 @@ fn a_fork_has_its_memory_once_and_keeps_it() {
     unsafe { b.allocator.shrink(child, 2 * MIB, child) }.expect("host memory");
     assert!(!b.allocator.try_grow(child, 6 * MIB).expect("no memory of its own is there"));
     b.allocator.grow(child, 6 * MIB).expect("memory");
-    assert_eq!(b.allocator.shared(child), 2 * MIB);
+    assert_eq!(child.shared(), 2 * MIB);
     assert!(b.fake.memory(child.addr() + 2 * MIB, 4 * MIB).iter().all(|run| !memory.contains(run)));
     // The parent's memory stays as long as anybody has it.
     let [parent, child, other] = blocks;
@@ -632,7 +629,7 @@ fn a_part_that_becomes_a_fork_waits_for_nothing_and_says_so() {
     unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
     unsafe { b.allocator.shrink(&parts[0], 0, &parts[0]) }.expect("host memory");
     b.allocator.grow(&parts[1], 6 * MIB).expect("memory");
-    assert_eq!(b.allocator.shared(&parts[1]), 0);
+    assert_eq!(parts[1].shared(), 0);
     b.check();
 }
 
@@ -705,7 +702,7 @@ fn every_driver_call_of_a_fork_may_fail_and_changes_nothing() {
             assert_eq!(b.fake.memory(parts[0].addr(), 11 * MIB), memory, "{what}");
             assert_eq!((parts[0].len(), parts[1].len()), (11 * MIB, shared), "{what}");
             for part in &parts {
-                assert_eq!(b.allocator.shared(part), shared, "{what}");
+                assert_eq!(part.shared(), shared, "{what}");
             }
             assert_eq!(b.allocator.stats().shared_in_growing, shared, "{what}");
             b.check();
