@@ -650,7 +650,7 @@ DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, con
     __shared__ DecodePlace place;
     const Share share = share_of(p);
     const u32 room = room_of(p, limits, share.row), at = position_of((const i32*)position + share.row, 0, room);
-    if (at == room) {
+    if (at == room || at < own_of(p, limits, share.row)) {
         const u32 group = p.heads / p.kv_heads, own = share.own;
         const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
         if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);

@@ -463,6 +463,16 @@ template <class P> INLINE u32 room_of(const P& p, const void* limits, u32 sequen
     return (u32)smaller((heads - first) / larger(l.position, 1u) + 1, (u64)p.positions);
 }
 
+// The first position of a sequence that may be written: those before share memory with other sequences.
+template <class P> INLINE u32 own_of(const P& p, const void* limits, u32 sequence) {
+    const CacheLayout& l = p.layout;
+    if (l.limits == 0) return 0;
+    const u64* words = (const u64*)limits + l.limits + (u64)sequence * l.next;
+    const u64 head = p.head_dim * size_of(p.cache), position = larger(l.position, 1u);
+    const u64 keys = words[l.keys], values = words[l.values], heads = ((keys > values ? keys : values) + head - 1) / head;
+    return heads <= l.offset ? 0 : (u32)smaller((heads - l.offset + position - 1) / position, (u64)p.positions);
+}
+
 // ---- Matrix products
 
 // One output matrix, of one product or of two (gate and up).
