@@ -233,7 +233,8 @@ impl Growth {
 
     pub(crate) fn cache_bytes(&self) -> CacheBytes {
         let most = self.parts.most() * self.parts.count() as u64;
-        let shared = (0..self.parts.count()).map(|part| self.parts.shared(part)).sum();
+        let shared = |part| self.parts.shared(part).min(self.parts.len(part));
+        let shared = (0..self.parts.count()).map(shared).sum();
         CacheBytes { committed: self.parts.committed(), shared, most }
     }
 }
