@@ -46,7 +46,7 @@ if [ -z "$wanted" ]; then
     done
     "$leasehold" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
     "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
-    "$leasehold" conformance --device sim:0 --filter 224-229 >/dev/null || failed=1
+    "$leasehold" conformance --device sim:0 --filter 224-231 >/dev/null || failed=1
     "$leasehold" conformance --device sim:0 --filter 236-239 >/dev/null || failed=1
 fi
 case " $wanted " in
@@ -104,6 +104,7 @@ for defect in UnmappedEarly CountedTwice LimitMissed; do
     conform "$defect" 212-216
 done
 conform CheckedEarly 236-239
+conform SharedGivenBack 230-231
 for defect in TakenInFlight ExecutableTwice; do
     conform "$defect" 224-229
 done

@@ -23,7 +23,7 @@
 //! timepoints that its timeline knows or that are over. A timepoint that it does not know
 //! ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
 
-use crate::layout::NO_CLASS;
+use crate::layout::{NO_CLASS, UNIT_SHIFT};
 use crate::store::Placement;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Mutex;
@@ -100,6 +100,8 @@ pub struct Buffer {
     overflow: AtomicPtr<Overflow>,
     /// The timeline whose submitter has locked the record, or 0.
     lock: AtomicU16,
+    /// The beginning of a growing block that is shared, in units.
+    shared: AtomicU32,
     /// A row's buffer stays in its row: never swap two, even with both unique leases.
     _place: PhantomPinned,
 }
@@ -178,6 +180,14 @@ impl Buffer {
     #[inline]
     pub fn is_growing(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & GROWING != 0
+    }
+
+    /// The bytes at the beginning of a growing block that other blocks have too, or had
+    /// ([`Allocator::fork`](crate::Allocator::fork)). Nobody writes them. They may be more than the
+    /// length. Not for other buffers.
+    #[inline]
+    pub fn shared(&self) -> u64 {
+        u64::from(self.shared.load(Ordering::Acquire)) << UNIT_SHIFT
     }
 
     /// Whether it was allocated while recording and has no memory yet.
@@ -474,6 +484,7 @@ impl Buffer {
             other_read: AtomicU64::new(0),
             overflow: AtomicPtr::new(std::ptr::null_mut()),
             lock: AtomicU16::new(0),
+            shared: AtomicU32::new(0),
             _place: PhantomPinned,
         }
     }
@@ -538,7 +549,13 @@ impl Buffer {
 
     /// From now on the length changes.
     pub(crate) fn set_growing(&self) {
+        self.set_shared(0);
         self.flags.fetch_or(GROWING, Ordering::Relaxed);
+    }
+
+    /// The shared beginning of a growing block from now on.
+    pub(crate) fn set_shared(&self, bytes: u64) {
+        self.shared.store((bytes >> UNIT_SHIFT) as u32, Ordering::Release);
     }
 
     /// Says whether users must not write it.

@@ -222,6 +222,9 @@ pub struct AllocStats {
     /// Memory that is mapped in growing blocks beyond their lengths, and in those that nobody
     /// holds.
     pub idle_in_growing: u64,
+    /// Bytes that forks of growing blocks have without memory of their own. `live_bytes` counts
+    /// them with each block, `reserved` does not.
+    pub shared_in_growing: u64,
     /// Bytes that the driver would not take back.
     pub quarantined: u64,
     /// Bytes of freed blocks that the debug aids keep from reuse.

@@ -13,7 +13,7 @@ use crate::imports::Protection;
 use crate::layout::Layout;
 use crate::oom::Trail;
 use crate::ranges::{Busy, Range};
-use crate::state::{Inner, Keep, On, kind_bits, uses};
+use crate::state::{Core, Inner, Keep, On, kind_bits, uses};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::thread::yield_now;
@@ -156,7 +156,7 @@ impl Allocator {
     }
 
     /// The place of a growing block in the table.
-    fn growing_at(&self, block: &Lease<Buffer>) -> Result<usize> {
+    pub(crate) fn growing_at(&self, block: &Lease<Buffer>) -> Result<usize> {
         let row = block.handle().index();
         if self.owns(block)
             && block.is_growing()
@@ -173,7 +173,7 @@ impl Allocator {
 }
 
 #[cold]
-fn busy() -> Error {
+pub(crate) fn busy() -> Error {
     Error::Occupied { resource: "growing block (another thread maps memory for it)" }
 }
 
@@ -256,6 +256,7 @@ impl Inner {
             reserved,
             committed: 0,
             mapped,
+            shared: 0,
             pieces: Vec::new(),
             chunk,
             until: Vec::new(),
@@ -278,7 +279,9 @@ impl Inner {
     /// The parked block of this maximum that has the most memory, held from now on.
     fn adopt(&self, bytes: u64) -> Option<usize> {
         let mut core = self.core.lock();
-        let fits = |r: &Range| !r.held && r.busy == Busy::No && !r.broken && r.bytes == bytes;
+        let fits = |r: &Range| {
+            !r.held && r.busy == Busy::No && !r.broken && r.shared == 0 && r.bytes == bytes
+        };
         let all = core.ranges.0.iter_mut().enumerate();
         let fitting = all.filter_map(|(at, r)| Some((at, r.as_mut().filter(|r| fits(r))?)));
         let (at, range) = fitting.max_by_key(|(_, r)| r.mapped)?;
@@ -300,6 +303,7 @@ impl Inner {
             .map_or((0, 0), |r| (r.base, r.chunk.map_or(0, |c| c.native)));
         let flags = GROWING | kind_bits(self.config.host_kind);
         row.buffer.describe((base, native), 0, None, flags, PackedTimepoint::NEVER);
+        row.buffer.set_shared(0);
         core.allocations += 1;
         Ok(self.first_lease(row))
     }
@@ -307,14 +311,16 @@ impl Inner {
     /// Lengthens a block by what is mapped there. `false`: not so much is.
     fn commit(&self, at: usize, block: &Lease<Buffer>, bytes: u64) -> Result<bool> {
         let mut core = self.core.lock();
-        let Some(range) = core.ranges.0[at].as_mut() else { return Ok(false) };
+        let Core { ranges, store, .. } = &mut *core;
+        let Some(range) = ranges.0[at].as_mut() else { return Ok(false) };
         let want = self.within(range, bytes)?;
-        if want > range.mapped {
+        if want > range.mapped || want > range.committed && !range.own_tail(&store.heap.res) {
             return Ok(false);
         }
         let len = block.len();
         if bytes > len {
             range.committed = range.committed.max(want);
+            block.set_shared(range.shared);
             block.set_len(bytes);
             self.add_live((bytes - len) as i64);
         }
@@ -322,7 +328,7 @@ impl Inner {
     }
 
     /// The whole granules of `bytes`.
-    fn within(&self, range: &Range, bytes: u64) -> Result<u64> {
+    pub(crate) fn within(&self, range: &Range, bytes: u64) -> Result<u64> {
         if bytes > range.bytes {
             return Err(Error::invalid(format!(
                 "{bytes} bytes of a growing block of {} at most; give it a larger maximum",
@@ -339,12 +345,18 @@ impl Inner {
         }
         let (want, mapped) = loop {
             let mut core = self.core.lock();
-            let Some(range) = core.ranges.0[at].as_mut() else { return Ok(()) };
+            let Core { ranges, store, .. } = &mut *core;
+            let Some(range) = ranges.0[at].as_mut() else { return Ok(()) };
             let want = self.within(range, bytes)?;
-            if want <= range.mapped {
+            let own = want <= range.committed || range.own_tail(&store.heap.res);
+            if want <= range.mapped && own {
                 return Ok(());
             }
             match range.busy {
+                Busy::No if !own => {
+                    drop(core);
+                    self.empty_tail(at)?;
+                }
                 Busy::No => {
                     range.busy = Busy::Mapping;
                     break (want, range.mapped);
@@ -361,12 +373,15 @@ impl Inner {
         if let Some(range) = self.core.lock().ranges.0[at].as_mut() {
             range.busy = Busy::No;
         }
-        result.inspect_err(|e| {
-            self.counters.failed.fetch_add(1, Ordering::Relaxed);
-            if matches!(e, Error::DeviceLost { .. }) {
-                self.lost.get_or_init(|| e.clone());
-            }
-        })
+        result.inspect_err(|e| self.note_failure(e))
+    }
+
+    /// Counts a failure of the driver, and remembers the loss of the device.
+    pub(crate) fn note_failure(&self, e: &Error) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if matches!(e, Error::DeviceLost { .. }) {
+            self.lost.get_or_init(|| e.clone());
+        }
     }
 
     /// The attempts, in order, for a block that this thread has marked busy.

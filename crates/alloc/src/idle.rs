@@ -5,12 +5,13 @@
 
 use crate::backing::Chunk;
 use crate::extent::NIL;
+use crate::growing::busy;
 use crate::host;
 use crate::ranges::{Busy, IDLE_SHARE, Range};
-use crate::residency::{End, Residency, Source, Step};
+use crate::residency::{End, Source, Step};
 use crate::state::{Core, Inner};
-use leasehold_core::Result;
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Result};
 
 /// Memory of a range that goes back.
 struct Leaving {
@@ -24,11 +25,10 @@ impl Core {
     /// Takes `wanted` bytes of idle memory that nobody uses out of one range, or all that it has.
     /// Parked blocks come first.
     fn take_idle(&mut self, wanted: u64) -> Result<Option<Leaving>> {
-        let (ranges, heap) = (&mut self.ranges.0, &mut self.store.heap);
-        let bytes_of = |res: &Residency, piece: u32| res.bytes(res.pieces[piece as usize].granules);
+        let (ranges, heap) = (&self.ranges.0, &self.store.heap);
         let idle = |r: &Range| {
             // A piece that reaches below the tail stays.
-            let loose = r.pieces.last().is_some_and(|&p| bytes_of(&heap.res, p) <= r.tail());
+            let loose = r.pieces.last().is_some_and(|&p| heap.res.bytes_of(p) <= r.tail());
             // (A parked block without memory has addresses to give back.)
             r.busy == Busy::No && (loose || !r.held) && r.is_over()
         };
@@ -37,7 +37,12 @@ impl Core {
             let fits = |r: &Option<Range>| r.as_ref().is_some_and(|r| r.held == held && idle(r));
             found = found.or_else(|| ranges.iter().position(fits));
         }
-        let Some((at, range)) = found.and_then(|at| Some((at, ranges[at].as_mut()?))) else {
+        found.map_or(Ok(None), |at| self.take_tail(at, wanted))
+    }
+
+    /// Takes `wanted` bytes off the end of a range that is not busy, whose tail nobody uses.
+    fn take_tail(&mut self, at: usize, wanted: u64) -> Result<Option<Leaving>> {
+        let (heap, Some(range)) = (&mut self.store.heap, self.ranges.0[at].as_mut()) else {
             return Ok(None);
         };
         let mut steps = Vec::new();
@@ -46,14 +51,18 @@ impl Core {
         while taken < wanted
             && let Some(&piece) = range.pieces.last()
         {
-            let bytes = bytes_of(&heap.res, piece);
+            let bytes = heap.res.bytes_of(piece);
             if taken + bytes > range.mapped - range.committed {
                 break;
             }
             taken += bytes;
             range.pieces.pop();
             let from_addr = range.base + range.mapped - taken;
-            steps.push(heap.leaving(piece, Source::Reclaimed { from: NIL, from_addr }));
+            steps.push(if heap.res.is_alone(piece) {
+                heap.leaving(piece, Source::Reclaimed { from: NIL, from_addr })
+            } else {
+                heap.shared_step(piece, Source::Unshared { from_addr })
+            });
         }
         let whole = !range.held && (range.chunk.is_some() || taken == range.mapped);
         range.busy = Busy::Leaving;
@@ -69,7 +78,7 @@ impl Core {
         for step in &leaving.steps {
             self.store.heap.end_step(step);
             match step.end {
-                End::Loose => freed += step.bytes,
+                End::Loose if self.store.heap.res.is_cached(step.piece) => freed += step.bytes,
                 End::Untouched => stays += step.bytes,
                 _ => {}
             }
@@ -77,6 +86,7 @@ impl Core {
         let slot = &mut self.ranges.0[leaving.at];
         let Some(range) = slot else { return (freed, false, false) };
         range.mapped += stays;
+        range.shared = range.shared.min(range.mapped);
         range.busy = Busy::No;
         range.broken |= leaving.steps.iter().any(|s| s.end == End::LostAtSource);
         // The steps went from the end, up to one that failed. (There is room: the pieces came from
@@ -101,23 +111,25 @@ impl Core {
     /// Checks the growing blocks against the pieces. For tests.
     pub(crate) fn check_ranges(&self) -> std::result::Result<(), String> {
         let pieces = &self.store.heap.res.pieces;
-        let mut seen = vec![false; pieces.len()];
+        let mut seen = vec![0; pieces.len()];
         for (at, range) in self.ranges.0.iter().enumerate() {
             let Some(range) = range.as_ref().filter(|r| r.busy == Busy::No) else {
                 continue;
             };
-            let bytes: u64 = range
-                .pieces
-                .iter()
-                .map(|&p| self.store.heap.res.bytes(pieces[p as usize].granules))
-                .sum();
+            let bytes: u64 = range.pieces.iter().map(|&p| self.store.heap.res.bytes_of(p)).sum();
             if range.chunk.is_none() && bytes != range.mapped || range.committed > range.mapped {
                 let (committed, mapped) = (range.committed, range.mapped);
                 return Err(format!("block {at} has {bytes} of {mapped}, uses {committed}"));
             }
+            let mut end = 0;
             for &piece in &range.pieces {
-                if std::mem::replace(&mut seen[piece as usize], true) {
-                    return Err(format!("piece {piece} is in two places"));
+                end += self.store.heap.res.bytes_of(piece);
+                seen[piece as usize] += 1;
+                if seen[piece as usize] > 1 + pieces[piece as usize].more {
+                    return Err(format!("piece {piece} is in {} places", seen[piece as usize]));
+                }
+                if pieces[piece as usize].more > 0 && end > range.shared {
+                    return Err(format!("piece {piece} is shared, and block {at} may write it"));
                 }
                 self.store.heap.res.check_elsewhere(piece)?;
             }
@@ -133,23 +145,59 @@ impl Inner {
         let mut freed = 0;
         while freed < wanted {
             // Without host memory for the list the memory stays where it is.
-            let Ok(Some(mut leaving)) = self.core.lock().take_idle(wanted - freed) else { break };
-            for step in &mut leaving.steps {
-                if step.obtain(&*self.backing).is_err() {
-                    break;
-                }
-            }
-            self.trace_steps(&leaving.steps);
-            let (bytes, gone, whole) = self.core.lock().end_idle(&leaving);
+            let Ok(Some(leaving)) = self.core.lock().take_idle(wanted - freed) else { break };
+            let (bytes, moved) = self.send_away(leaving);
             freed += bytes;
-            if let (Some((base, bytes, chunk)), true) = (leaving.whole, whole) {
-                freed += self.release_range(base, bytes, chunk);
-            }
-            if bytes == 0 && !gone {
+            if !moved {
                 break;
             }
         }
         freed
+    }
+
+    /// Unmaps what leaves a range. Returns the bytes that are in hand now or with the driver, and
+    /// whether anything has left.
+    fn send_away(&self, mut leaving: Leaving) -> (u64, bool) {
+        for step in &mut leaving.steps {
+            if step.obtain(&*self.backing).is_err() {
+                break;
+            }
+        }
+        self.trace_steps(&leaving.steps);
+        let (mut bytes, gone, whole) = self.core.lock().end_idle(&leaving);
+        if let (Some((base, size, chunk)), true) = (leaving.whole, whole) {
+            bytes += self.release_range(base, size, chunk);
+        }
+        (bytes, gone || leaving.steps.iter().any(|s| s.end == End::Loose))
+    }
+
+    /// Unmaps all pieces beyond the length of a block.
+    ///
+    /// # Errors
+    /// `Occupied` while work may still use them, or another thread maps memory for the block;
+    /// `InvalidState` if the driver keeps one.
+    pub(crate) fn empty_tail(&self, at: usize) -> Result<()> {
+        let mut core = self.core.lock();
+        let leaving = match core.ranges.0[at].as_ref() {
+            Some(range) if range.mapped == range.committed => None,
+            Some(range) if range.busy != Busy::No => return Err(busy()),
+            Some(range) if !range.is_over() => {
+                return Err(Error::Occupied {
+                    resource: "memory that a growing block had (work may still use it)",
+                });
+            }
+            _ => core.take_tail(at, u64::MAX)?,
+        };
+        drop(core);
+        if let Some(leaving) = leaving {
+            self.send_away(leaving);
+        }
+        match &self.core.lock().ranges.0[at] {
+            Some(range) if range.broken => Err(Error::state(
+                "the driver did not unmap a place of the growing block; make another block",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Gives addresses without memory back to the driver, or a chunk. Returns the chunk's bytes.

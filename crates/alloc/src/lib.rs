@@ -31,7 +31,7 @@
 //!   moving them to where they are needed, the hard budget.
 //! - slow path. Module: `fallback`, `growth`, `trim`, `waits`, `oom`. Purpose: what is tried, in
 //!   order, before `OutOfMemory`; taking memory and giving it back.
-//! - growing blocks. Module: `growing`, `ranges`, `idle`. Purpose: addresses for a maximum, memory
+//! - growing blocks. Module: `growing`, `ranges`, `fork`, `idle`. Purpose: addresses for a maximum, memory
 //!   for what is used.
 //! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
 //! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
@@ -77,6 +77,7 @@ mod depot;
 mod destroy;
 mod extent;
 mod fallback;
+mod fork;
 mod growing;
 mod growth;
 mod heap;

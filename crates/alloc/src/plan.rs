@@ -293,17 +293,7 @@ impl Heap {
 
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.addr);
-        Ok(Some(Plan {
-            target: NIL,
-            start: 0,
-            units: 0,
-            lane: READY,
-            timepoint: PackedTimepoint::NEVER,
-            steps,
-            new_bytes,
-            extents_held: 0,
-            mappings_held: most,
-        }))
+        Ok(Some(Plan::of_pieces(steps, new_bytes, most)))
     }
 
     /// Takes the ranges over the pieces that a plan moves out of circulation. Returns the later one
@@ -324,7 +314,7 @@ impl Heap {
                     }
                     from
                 }
-                Source::Cached | Source::New => continue,
+                Source::Cached | Source::New | Source::Shared | Source::Unshared { .. } => continue,
             };
             let p = &mut self.res.pieces[s.piece as usize];
             p.state = PieceState::Moving;
@@ -577,9 +567,13 @@ impl Heap {
 
     /// A piece that is to be unmapped, if it is mapped, and destroyed.
     pub(crate) fn leaving(&mut self, piece: u32, source: Source) -> Step {
-        let p = &mut self.res.pieces[piece as usize];
-        p.state = PieceState::Moving;
-        let (handle, bytes) = (p.handle, u64::from(p.granules) << (self.res.shift + UNIT_SHIFT));
+        self.res.pieces[piece as usize].state = PieceState::Moving;
+        self.shared_step(piece, source)
+    }
+
+    /// A step of a piece that stays mapped elsewhere.
+    pub(crate) fn shared_step(&self, piece: u32, source: Source) -> Step {
+        let (handle, bytes) = (self.res.pieces[piece as usize].handle, self.res.bytes_of(piece));
         Step { emptied: NIL, piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
@@ -638,6 +632,10 @@ impl Heap {
             self.res.set_unmapped(from, granules);
         }
         match (s.end, s.source) {
+            (_, Source::Shared | Source::Unshared { .. }) => {
+                self.res.end_shared(s);
+                return 0;
+            }
             (End::Untouched, Source::New) | (End::Destroyed, _) => {
                 self.res.drop_piece(s.piece);
                 return s.bytes;

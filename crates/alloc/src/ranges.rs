@@ -9,6 +9,8 @@
 //! - The first `committed` bytes of a block are backed. What is backed beyond them is its *tail*.
 //! - A place goes from vacant to mapped while no work knows it, and from mapped to vacant after
 //!   the last use of the block that was recorded when the tail became one. Nothing is remapped.
+//! - A piece may be mapped in several blocks, at the beginning of each. It goes with the last of
+//!   its mappings. A block's own memory begins behind the pieces that were ever shared.
 //! - A thread that calls the driver for a block has marked it busy. No other thread changes its
 //!   mappings. Places that leave are not mapped any more from the moment when the mark is set.
 //!
@@ -21,7 +23,7 @@
 //! This module must not know how a block gets longer: `growing` does.
 
 use crate::backing::Chunk;
-use crate::residency::{End, Step};
+use crate::residency::{End, Residency, Step};
 use leasehold_core::PackedTimepoint;
 use leasehold_core::defects::{Defect, planted};
 
@@ -48,6 +50,8 @@ pub(crate) struct Range {
     pub(crate) reserved: (u64, u64),
     pub(crate) committed: u64,
     pub(crate) mapped: u64,
+    /// The beginning that other blocks have too, or had: nobody writes it. Whole pieces.
+    pub(crate) shared: u64,
     /// The pieces, in the order of their places.
     pub(crate) pieces: Vec<u32>,
     /// All of it, where addresses and memory are one.
@@ -67,6 +71,38 @@ impl Range {
             return 0;
         }
         self.mapped - self.committed
+    }
+
+    /// Whether memory beyond the length is the block's own. Pieces that no other block has any more
+    /// become its own. The piece with the length's end stays shared.
+    pub(crate) fn own_tail(&mut self, res: &Residency) -> bool {
+        if self.shared <= self.committed {
+            return true;
+        }
+        let (mut end, mut kept) = (0, 0);
+        for &piece in &self.pieces {
+            let begin = end;
+            end += res.bytes_of(piece);
+            if begin < self.committed {
+                kept = end;
+            } else if begin < self.shared && !res.is_alone(piece) {
+                return false;
+            }
+        }
+        self.shared = self.shared.min(kept);
+        true
+    }
+
+    /// The end of the last piece that another block has too.
+    pub(crate) fn end_of_forks(&self, res: &Residency) -> u64 {
+        let (mut end, mut last) = (0, 0);
+        for &piece in &self.pieces {
+            end += res.bytes_of(piece);
+            if res.pieces[piece as usize].more > 0 {
+                last = end;
+            }
+        }
+        last
     }
 
     /// Takes the pieces of a plan that ran, in the order of their places. Of one that failed,
@@ -89,9 +125,10 @@ impl Range {
 pub(crate) struct Ranges(pub(crate) Vec<Option<Range>>);
 
 impl Ranges {
-    /// Bytes of tails and parked blocks.
+    /// Bytes of tails and parked blocks, without shared ones.
     pub(crate) fn idle_bytes(&self) -> u64 {
-        self.0.iter().flatten().map(Range::tail).sum()
+        let own = |r: &Range| r.tail().min(r.mapped - r.shared.min(r.mapped));
+        self.0.iter().flatten().map(own).sum()
     }
 
     /// Bytes that wait for uses, and the uses.
@@ -111,9 +148,9 @@ impl Ranges {
         self.0.iter_mut().flatten().filter(move |r| r.reserved.0 == base)
     }
 
-    /// Calls `f` with each block's address, committed bytes, and bytes that are mapped.
-    pub(crate) fn each(&self, mut f: impl FnMut(u64, u64, u64)) {
-        self.0.iter().flatten().for_each(|r| f(r.base, r.committed, r.mapped));
+    /// Each block.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &Range> {
+        self.0.iter().flatten()
     }
 
     /// Nobody holds the block any more, and its last use is over. Takes no host memory.

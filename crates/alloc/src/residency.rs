@@ -8,7 +8,9 @@
 
 use crate::backing::Backing;
 use crate::extent::{Extent, NIL, State};
+use crate::heap::READY;
 use crate::host;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 /// The piece that backs a granule, and the granule's last uses.
@@ -87,6 +89,8 @@ pub(crate) struct Piece {
     pub(crate) granules: u32,
     pub(crate) handle: u64,
     pub(crate) state: PieceState,
+    /// Growing blocks that it is mapped in, beyond the first one.
+    pub(crate) more: u32,
 }
 
 /// The tables.
@@ -98,6 +102,8 @@ pub(crate) struct Residency {
     vacant: Vec<u32>,
     pub(crate) cached: Vec<u32>,
     pub(crate) quarantined: u64,
+    /// Bytes that growing blocks have mapped once more than there is memory.
+    pub(crate) shared: u64,
 }
 
 impl Residency {
@@ -109,6 +115,7 @@ impl Residency {
             vacant: Vec::new(),
             cached: Vec::new(),
             quarantined: 0,
+            shared: 0,
         }
     }
 
@@ -176,7 +183,8 @@ impl Residency {
 
     /// A piece that the driver is to make. There is [`room`](Self::room) for it.
     pub(crate) fn new_piece(&mut self, granules: u32) -> u32 {
-        let piece = Piece { at: NIL, granules, handle: 0, state: PieceState::Moving };
+        let state = PieceState::Moving;
+        let piece = Piece { at: NIL, granules, handle: 0, state, more: 0 };
         if let Some(id) = self.vacant.pop() {
             self.pieces[id as usize] = piece;
             return id;
@@ -217,6 +225,50 @@ impl Residency {
         p.at = NIL;
         p.state = PieceState::Cached;
         self.cached.push(id);
+    }
+
+    /// Whether a piece is in hand.
+    pub(crate) fn is_cached(&self, piece: u32) -> bool {
+        self.pieces[piece as usize].state == PieceState::Cached
+    }
+
+    /// Bytes of a piece.
+    pub(crate) fn bytes_of(&self, piece: u32) -> u64 {
+        self.bytes(self.pieces[piece as usize].granules)
+    }
+
+    /// Whether a piece that leaves a growing block is mapped nowhere then.
+    pub(crate) fn is_alone(&self, piece: u32) -> bool {
+        let p = &self.pieces[piece as usize];
+        p.more == 0 && p.state == PieceState::Mapped || planted(Defect::SharedGivenBack)
+    }
+
+    /// A piece is about to be mapped in one more growing block.
+    pub(crate) fn share(&mut self, piece: u32) {
+        self.pieces[piece as usize].more += 1;
+        self.shared += self.bytes_of(piece);
+    }
+
+    /// Writes down how a step of a piece with several mappings ended. A mapping that the driver
+    /// keeps is lost with the piece, which its other blocks use on.
+    pub(crate) fn end_shared(&mut self, s: &Step) {
+        let p = &mut self.pieces[s.piece as usize];
+        match (s.source, s.end) {
+            (_, End::Mapped) | (Source::Unshared { .. }, End::Untouched) => return,
+            (_, End::LostAtSource | End::LostAtTarget) if p.state != PieceState::Lost => {
+                p.state = PieceState::Lost;
+                self.quarantined += s.bytes;
+            }
+            _ => {}
+        }
+        match (p.more, p.state) {
+            (0, PieceState::Mapped) => self.put_cached(s.piece),
+            (0, _) => {}
+            (more, _) => {
+                p.more = more - 1;
+                self.shared -= s.bytes;
+            }
+        }
     }
 
     /// Bytes of host memory that the tables take.
@@ -302,6 +354,10 @@ pub(crate) enum Source {
     Aliased { from: u32, from_addr: u64, until: PackedTimepoint },
     /// The driver.
     New,
+    /// Another growing block, where it stays mapped.
+    Shared,
+    /// A growing block's end, while it is mapped in others too.
+    Unshared { from_addr: u64 },
 }
 
 /// How a step ended.
@@ -341,7 +397,10 @@ pub(crate) struct Step {
 impl Step {
     /// Where the piece is mapped at first.
     pub(crate) fn source_addr(&self) -> Option<u64> {
-        if let Source::Reclaimed { from_addr, .. } = self.source { Some(from_addr) } else { None }
+        match self.source {
+            Source::Reclaimed { from_addr, .. } | Source::Unshared { from_addr } => Some(from_addr),
+            _ => None,
+        }
     }
 
     /// Gets hold of the piece.
@@ -349,11 +408,11 @@ impl Step {
         match self.source {
             Source::Cached => {}
             // The piece is where it was as long as it is not mapped elsewhere.
-            Source::Aliased { .. } => return Ok(()),
+            Source::Aliased { .. } | Source::Shared => return Ok(()),
             Source::New => self.handle = backing.create(self.bytes)?,
-            Source::Reclaimed { from_addr, .. } => {
-                // SAFETY: the planner took the granule out of the free ones whose last use is over;
-                // its piece is mapped there.
+            Source::Reclaimed { from_addr, .. } | Source::Unshared { from_addr } => {
+                // SAFETY: the planner took the granule out of those whose last use is over; its
+                // piece is mapped there.
                 unsafe { backing.unmap(from_addr, self.bytes) }
                     .inspect_err(|_| self.end = End::LostAtSource)?;
             }
@@ -390,6 +449,21 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// A plan with no block of the heap for its target.
+    pub(crate) fn of_pieces(steps: Vec<Step>, new_bytes: u64, mappings_held: usize) -> Self {
+        Self {
+            target: NIL,
+            start: 0,
+            units: 0,
+            lane: READY,
+            timepoint: PackedTimepoint::NEVER,
+            steps,
+            new_bytes,
+            extents_held: 0,
+            mappings_held,
+        }
+    }
+
     pub(crate) fn reclaims(&self) -> bool {
         let reclaims =
             |s: &Step| matches!(s.source, Source::Reclaimed { .. } | Source::Aliased { .. });
@@ -407,7 +481,7 @@ impl Plan {
                 let undone = unsafe { backing.unmap(step.addr, step.bytes) };
                 step.end = match (undone, step.source) {
                     (Err(_), _) => End::LostAtTarget,
-                    (Ok(()), Source::Aliased { .. }) => End::Untouched,
+                    (Ok(()), Source::Aliased { .. } | Source::Shared) => End::Untouched,
                     (Ok(()), _) => End::Loose,
                 };
             }

@@ -11,6 +11,7 @@ use crate::config::AllocStats;
 use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
+use crate::ranges::Range;
 use crate::ring::TraceEvent;
 use crate::state::{Core, Inner};
 use crate::store::Placement;
@@ -264,8 +265,8 @@ impl Inner {
         for span in core.store.heap.spans.iter().filter(|s| s.live) {
             facts.span(span, &mut out);
         }
-        core.ranges
-            .each(|addr, committed, mapped| facts.growing(addr, committed, mapped, &mut out));
+        let mut seen = HashSet::new();
+        core.ranges.each().for_each(|range| facts.growing(range, &mut seen, &mut out));
         let direct = self.watch.as_ref().map(|w| w.direct_ranges()).unwrap_or_default();
         for (addr, bytes, row) in direct {
             let row = row.and_then(|r| self.table.get(r));
@@ -306,13 +307,22 @@ impl Facts<'_> {
         }
     }
 
-    /// A growing block: what is in use, and what is mapped beyond.
-    fn growing(&self, addr: u64, committed: u64, mapped: u64, out: &mut Vec<Segment>) {
-        let tail = BlockInfo { addr: addr + committed, bytes: mapped - committed, ..NOTHING };
-        let used = self.used(addr, committed, (NIL, WHOLE));
+    /// A growing block: what is in use, and what is mapped beyond. A block that shares its
+    /// beginning with one before is listed without that.
+    fn growing(&self, range: &Range, seen: &mut HashSet<u32>, out: &mut Vec<Segment>) {
+        let res = &self.core.store.heap.res;
+        let again = |piece: &u32| res.pieces[*piece as usize].more > 0 && !seen.insert(*piece);
+        let listed: u64 = range.pieces.iter().copied().filter(again).map(|p| res.bytes_of(p)).sum();
+        let (addr, end) = (range.base + listed, range.base + range.mapped);
+        let middle = (range.base + range.committed).max(addr);
+        let tail = BlockInfo { addr: middle, bytes: end - middle, ..NOTHING };
+        let used = self.used(range.base, range.committed, (NIL, WHOLE));
+        let bytes = middle - addr;
+        let requested = used.requested.saturating_sub(listed).min(bytes);
+        let used = BlockInfo { addr, bytes, requested, ..used };
         let blocks: Vec<_> = [used, tail].into_iter().filter(|b| b.bytes > 0).collect();
-        if mapped > 0 {
-            out.push(Segment { addr, bytes: mapped, paged: true, blocks });
+        if end > addr {
+            out.push(Segment { addr, bytes: end - addr, paged: true, blocks });
         }
     }
 

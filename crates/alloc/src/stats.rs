@@ -53,6 +53,7 @@ impl Inner {
             free_in_thread_caches: kept,
             cached_pieces: core.store.heap.res.cached_bytes(),
             idle_in_growing: core.ranges.idle_bytes(),
+            shared_in_growing: core.store.heap.res.shared,
             quarantined: core.store.heap.res.quarantined,
             held_back: watched.0,
             findings: watched.1,

@@ -21,6 +21,8 @@ pub enum Defect {
     UnmappedEarly,
     /// `alloc`: the budget counts memory twice that a growing block takes from the driver.
     CountedTwice,
+    /// `alloc`: memory that two growing blocks share goes with the first of them.
+    SharedGivenBack,
     /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
     /// `hal`: a node of a graph may read early what another node of the graph writes.
@@ -127,6 +129,7 @@ impl Defect {
         Defect::LatePoison,
         Defect::UnmappedEarly,
         Defect::CountedTwice,
+        Defect::SharedGivenBack,
         Defect::LimitMissed,
         Defect::TakenInFlight,
         Defect::ExecutableTwice,

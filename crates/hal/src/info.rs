@@ -105,6 +105,8 @@ pub struct Caps {
     /// A growing buffer has memory for its length. Without it, the memory of its maximum is taken
     /// at once.
     pub growing: bool,
+    /// Growing buffers can be forked: memory may have several addresses.
+    pub forks: bool,
 }
 
 /// The limits of a device.

@@ -186,10 +186,11 @@ pub struct KernelDesc<'a> {
     /// Default: 0.
     pub early_reads: u32,
     /// Bindings that may be the whole reservation of a growing buffer, each with the binding that
-    /// has the buffer's limits, which it only reads: 8 bytes for each of equal parts of the buffer,
-    /// which is one part as a rule. The code touches the bytes of a part only below the part's
-    /// limit, which is a number of bytes of 64 bits. It reads the limits on the device, at each
-    /// launch. Bytes that a first limit covers, as if it were the only one, have memory too. A
+    /// has the buffer's limits, which it only reads: two words of 64 bits for each of equal parts
+    /// of the buffer, which is one part as a rule. First come the limits of all parts, then their
+    /// numbers of shared bytes. The code touches the bytes of a part only below the part's limit,
+    /// and writes none of the shared bytes at its beginning. It reads the words on the device, at
+    /// each launch. Bytes that a first limit covers, as if it were the only one, have memory too. A
     /// binding with empty limits has all of its memory.
     /// Default: empty.
     pub limits: Cow<'a, [(u32, u32)]>,

@@ -14,6 +14,12 @@
 //! ([`KernelDesc::limited_by`](leasehold_hal::KernelDesc::limited_by)). A growth writes the limit
 //! on a stream after the memory is there, and a shrink before the memory may go.
 //!
+//! # Memory that several have
+//! A [fork](Growing::fork) has the first granules of another buffer, with no memory of its own. From
+//! then on nobody writes these bytes. A copy, fill or launch that writes them is refused. A kernel
+//! that keeps to the limit finds a second word behind it, the number of bytes that are shared, and
+//! writes none below it.
+//!
 //! # Many that a kernel binds as one
 //! [`GrowingParts`] are equal parts side by side, of which each grows by itself. A kernel binds all
 //! of them at once, with a limit for each: the caches of sequences that are decoded together.
@@ -24,6 +30,7 @@ use crate::stream::{Locked, Scratch, Stream, StreamCore};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, MIN_ALIGN, On};
 use leasehold_core::defects::{Defect, planted};
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint};
 use leasehold_hal::{Access, Fill, Op};
@@ -35,8 +42,8 @@ mod parts;
 
 pub use parts::GrowingParts;
 
-/// Bytes of a limit.
-const LIMIT: u64 = 8;
+/// Bytes of a limit, and of the number of bytes that are shared.
+const WORD: u64 = 8;
 
 /// Values of one type in memory that grows in place, up to a maximum. Clones are the same buffer.
 ///
@@ -87,6 +94,8 @@ struct Shared {
     most: usize,
     /// The maximum is 4 GiB or more.
     large: bool,
+    /// It is a fork, or has one.
+    forked: AtomicBool,
     /// Held from a change of the length until the limit is written.
     turn: Mutex<()>,
     runtime: Arc<RuntimeInner>,
@@ -122,14 +131,14 @@ impl<T> Growing<T> {
         buffer: Lease<Buffer>,
         source: Option<Box<dyn Source>>,
     ) -> Result<Self> {
-        let stream = runtime.stream();
-        let core = stream.live(in_recording())?;
+        let core = runtime.stream().live(in_recording())?;
         let limit = limits(runtime, core, 1)?;
         let turn = Mutex::default();
         let runtime = runtime.inner.clone();
         let large = Array::<T>::bytes_of(most)? > u64::from(u32::MAX);
-        let shared = Shared { buffer, limit, source, most, large, turn, runtime };
-        shared.write_limit(stream, 0)?;
+        let forked = AtomicBool::new(false);
+        let shared = Shared { buffer, limit, source, most, large, forked, turn, runtime };
+        write_words(core, &[shared.words(&[])], &[])?;
         Ok(Self { shared: Arc::new(shared), _values: PhantomData })
     }
 
@@ -189,7 +198,9 @@ impl<T> Growing<T> {
         Operand { limit: Some(&self.shared.limit), ..view.with(access) }
     }
 
-    /// The number of bytes that have memory: 8 bytes on the device, which nobody else can write.
+    /// Two words of 64 bits on the device, which nobody else can write: the number of bytes that
+    /// have memory, and the number of bytes at the beginning that are [shared](Self::fork). A
+    /// kernel writes none of those.
     #[must_use]
     pub fn limit(&self) -> Operand<'_> {
         self.shared.limit.read()
@@ -263,6 +274,74 @@ impl<T> Growing<T> {
         self.shared.shorten(core, bytes, true)
     }
 
+    /// The number of values at the beginning that are shared with a fork, or were: no operation
+    /// writes them. 0 without a fork.
+    #[must_use]
+    pub fn shared(&self) -> usize {
+        (self.shared.buffer.shared() as usize).div_ceil(size_of::<T>().max(1)).min(self.len())
+    }
+
+    /// Another growing buffer of the same maximum with the first `len` values of this one. The
+    /// whole granules among them are shared: both buffers have the same memory, and no operation
+    /// writes it any more. The rest is memory of the fork's own, with a copy on `stream`. Work with
+    /// the fork comes after the work with this buffer so far. May block on the driver, and does not
+    /// wait for the device.
+    ///
+    /// Shared memory lives as long as one of its buffers uses it. The last one may not write it
+    /// either. A buffer that is shrunk below it and grows again gets memory of its own there, but
+    /// for the granule with the new length's end.
+    ///
+    /// ```
+    /// use leasehold::prelude::*;
+    /// use leasehold::growing::Growing;
+    /// # use leasehold_sim::SimBackend;
+    /// # fn main() -> Result<()> {
+    /// # let runtime = leasehold_sim::MachineConfig::seed(1);
+    /// # let backend = std::sync::Arc::new(SimBackend::new(runtime));
+    /// # let runtime = leasehold::Context::with_backends(vec![backend])
+    /// #     .runtime(DeviceId::new(BackendKind::Sim, 0))?;
+    /// let prompt = Growing::<u32>::new(&runtime, 8 << 20)?;
+    /// prompt.grow(runtime.stream(), 3 << 20)?;
+    /// runtime.stream().fill(prompt.view(), 7u32)?;
+    /// let answer = prompt.fork(runtime.stream(), 3 << 20)?;
+    /// assert_eq!((answer.len(), answer.shared()), (3 << 20, 3 << 20));
+    /// answer.grow(runtime.stream(), 4 << 20)?;
+    /// runtime.stream().fill(answer.slice(3 << 20..).view(), 8u32)?;
+    /// assert_eq!(runtime.to_vec(answer.slice(..2))?, [7, 7]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow); `InvalidArgument` beyond the length; `Unsupported` where memory has
+    /// one address ([`Caps::forks`](leasehold_hal::Caps::forks)), and for a pool's buffer. After an
+    /// error there is no fork. What was to be shared may stay without writes.
+    pub fn fork(&self, stream: &Stream, len: usize) -> Result<Self> {
+        let core = self.shared.core(stream)?;
+        if len > self.len() {
+            return Err(Error::invalid(format!(
+                "a fork of {len} values of a growing buffer that has {}; fork what has memory",
+                self.len()
+            )));
+        }
+        if self.shared.source.is_some() {
+            return Err(Error::Unsupported(
+                "a fork of memory that can be suspended; copy instead".into(),
+            ));
+        }
+        let runtime = Runtime::from_inner(self.shared.runtime.clone());
+        let fork = Self::new(&runtime, self.most())?;
+        self.shared.fork(core, &fork.shared, self.bytes_of(len)?)?;
+        let shared = fork.len();
+        fork.grow(stream, len)?;
+        if shared < len {
+            // (A granule is a whole number of values, or the copy begins within one.)
+            let own = fork.shared.buffer.shared() as usize..len * size_of::<T>();
+            stream.copy(fork.part(own.clone())?, self.part(own)?)?;
+        }
+        Ok(fork)
+    }
+
     /// The bytes of so many values.
     fn bytes_of(&self, len: usize) -> Result<u64> {
         let most = self.shared.most;
@@ -316,12 +395,30 @@ impl Shared {
         if !fine {
             return Ok(false);
         }
-        self.write_limit(stream, bytes).inspect_err(|_| {
+        let values = [(0, bytes), (1, self.buffer.shared())];
+        // Without a fork there is nothing to say of one.
+        let values = &values[..if self.forked.load(Ordering::Relaxed) { 2 } else { 1 }];
+        write_words(core, &[self.words(values)], &[]).inspect_err(|_| {
             // The limit is as before. If the record cannot be locked, the buffer stays longer than
             // the limit says, which does no harm.
             let _ = self.shorten(core, before, false);
         })?;
         Ok(true)
+    }
+
+    /// Gives another buffer, of length 0, the whole granules of the first `bytes`.
+    fn fork(&self, core: &StreamCore, to: &Self, bytes: u64) -> Result<()> {
+        let (_turn, _own) = (self.turn.lock(), to.turn.lock());
+        [self, to].iter().for_each(|shared| shared.forked.store(true, Ordering::Relaxed));
+        // SAFETY: work that writes what is shared was submitted before, and the fork comes after
+        // it. Later submissions find how much is shared: the runtime in the buffers, and kernels in
+        // the words, which the next submission writes.
+        unsafe { self.runtime.memory.fork(&self.buffer, &to.buffer, bytes) }?;
+        let (own, new) =
+            ([(1, self.buffer.shared())], [(0, to.buffer.len()), (1, to.buffer.shared())]);
+        let ordered =
+            [self.buffer.view().narrowed(0, 0).read(), to.buffer.view().narrowed(0, 0).write()];
+        write_words(core, &[self.words(&own), to.words(&new)], &ordered)
     }
 
     /// The length of an import is that of its block.
@@ -335,10 +432,11 @@ impl Shared {
 
     /// Makes the buffer shorter. `limit`: writes the limit first.
     fn shorten(&self, core: &StreamCore, bytes: u64, limit: bool) -> Result<()> {
-        let word = (&self.limit, &[0][..], self.large);
+        let value = [(0, bytes)];
+        let words = self.words(if limit { &value } else { &[] });
         // A pool's state is locked before a record, as by a suspension.
         self.source(&mut |allocator, block| {
-            shorten(core, word, &self.buffer, limit.then_some(bytes), || {
+            shorten(core, words, &self.buffer, || {
                 // SAFETY: all work that was submitted with these bytes is in the record, which is
                 // locked. Later submissions find the new length, or the limit that was just
                 // written.
@@ -349,9 +447,9 @@ impl Shared {
         })
     }
 
-    /// Writes the limit on a stream.
-    fn write_limit(&self, stream: &Stream, bytes: u64) -> Result<()> {
-        write_limits(self.core(stream)?, (&self.limit, &[0], self.large), bytes)
+    /// Values for the limit, which is word 0, and for the shared bytes.
+    fn words<'a>(&'a self, values: &'a [(u64, u64)]) -> Words<'a> {
+        Words { buffer: &self.limit, values, large: self.large }
     }
 }
 
@@ -367,37 +465,45 @@ fn core_of<'s>(stream: &'s Stream, runtime: &Arc<RuntimeInner>) -> Result<&'s St
     Ok(core)
 }
 
-/// Device memory for so many limits, which users only read.
+/// Device memory for so many limits, and as many numbers of shared bytes behind them. Users only
+/// read it.
 fn limits(runtime: &Runtime, core: &StreamCore, count: u64) -> Result<Lease<Buffer>> {
     let on = On { timeline: core.timeline, source: core.raw_source() };
-    runtime.allocator().alloc_read_only(Layout::aligned(LIMIT * count, MIN_ALIGN), on)
+    runtime.allocator().alloc_read_only(Layout::aligned(2 * WORD * count, MIN_ALIGN), on)
 }
 
-/// Limits to write: their buffer, which of them, and whether a maximum is 4 GiB or more.
-type Words<'a> = (&'a Lease<Buffer>, &'a [u64], bool);
+/// Words to write.
+#[derive(Clone, Copy)]
+struct Words<'a> {
+    buffer: &'a Lease<Buffer>,
+    /// The number of a word, and its value. None: all words become 0.
+    values: &'a [(u64, u64)],
+    /// A maximum is 4 GiB or more.
+    large: bool,
+}
 
-/// Writes limits on a stream: all of them or none.
-fn write_limits(core: &StreamCore, words: Words<'_>, bytes: u64) -> Result<()> {
+/// Writes words on a stream: all of them or none. `also`: operands that the write is ordered with.
+fn write_words(core: &StreamCore, words: &[Words<'_>], also: &[Operand<'_>]) -> Result<()> {
     let mut submit_guard = core.submit_guard()?;
     let scratch = submit_guard.scratch();
     scratch.waits.clear();
-    let operands = [words.0.write()];
+    let written = words.iter().map(|words| words.buffer.write());
+    let operands: Vec<_> = written.chain(also.iter().copied()).collect();
     let mut locked = Locked::new(core.timeline, &operands);
     // SAFETY: the submission lock is held until the end.
     unsafe { locked.gather(&mut scratch.waits) }?;
-    let point = submit_limits(core, scratch, words, bytes)?;
+    let point = submit_words(core, scratch, words)?;
     // SAFETY: the submission waited for what was gathered, and the submission lock is held.
     unsafe { locked.mark(point) };
     Ok(())
 }
 
 /// Has `shrink` take memory from a buffer while its record is locked, so that no submission comes
-/// between. `limit`: the words get it first.
+/// between. `words.values`, if there are any, are written first.
 fn shorten(
     core: &StreamCore,
     words: Words<'_>,
     buffer: &Lease<Buffer>,
-    limit: Option<u64>,
     shrink: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let mut submit_guard = core.submit_guard()?;
@@ -405,11 +511,12 @@ fn shorten(
     scratch.waits.clear();
     // The limits come after the launches that read the former ones. The buffer is named to lock its
     // record: its uses so far are what the memory waits for.
-    let operands = [words.0.write(), buffer.view().narrowed(0, 0).read()];
+    let operands = [words.buffer.write(), buffer.view().narrowed(0, 0).read()];
     let mut locked = Locked::new(core.timeline, &operands);
     // SAFETY: the submission lock is held until the end.
     unsafe { locked.gather(&mut scratch.waits) }?;
-    let point = limit.map(|limit| submit_limits(core, scratch, words, limit)).transpose()?;
+    let limit = !words.values.is_empty();
+    let point = limit.then(|| submit_words(core, scratch, &[words])).transpose()?;
     let shrunk = shrink();
     if let Some(point) = point {
         // SAFETY: the submission waited for what was gathered, and the submission lock is held.
@@ -418,30 +525,35 @@ fn shorten(
     shrunk
 }
 
-/// Submits writes of limits, after the scratch's waits. The limits' record is locked.
-fn submit_limits(
+/// Submits writes of words, after the scratch's waits. Their records are locked.
+fn submit_words(
     core: &StreamCore,
     scratch: &mut Scratch,
-    (limits, words, large): Words<'_>,
-    bytes: u64,
+    words: &[Words<'_>],
 ) -> Result<Timepoint> {
-    let bytes = if planted(Defect::LimitMissed) { u64::MAX } else { bytes };
-    let half = |offset: u64, pattern: u32| {
-        let (dst, native) = (limits.addr() + offset, limits.native());
-        Op::Fill(Fill { dst, native, bytes: 4, pattern, width: 4 })
-    };
     let Scratch { waits, ops, .. } = scratch;
     ops.clear();
     ops.extend(waits.iter().map(|&p| Op::Wait(p)));
-    for at in words.iter().map(|word| word * LIMIT) {
-        // (On a little-endian device, as all are.)
-        ops.push(half(at, bytes as u32));
-        // A small maximum leaves the upper half as the first limit wrote it.
-        if bytes == 0 || large || bytes > u64::from(u32::MAX) {
-            ops.push(half(at + 4, (bytes >> 32) as u32));
+    for Words { buffer, values, large } in words {
+        let fill = |offset: u64, bytes: u64, pattern: u32| {
+            let (dst, native) = (buffer.addr() + offset, buffer.native());
+            Op::Fill(Fill { dst, native, bytes, pattern, width: 4 })
+        };
+        if values.is_empty() {
+            ops.push(fill(0, buffer.len(), 0));
+        }
+        for &(at, value) in *values {
+            let is_limit = at * 2 * WORD < buffer.len();
+            let value = if is_limit && planted(Defect::LimitMissed) { u64::MAX } else { value };
+            // (On a little-endian device, as all are.)
+            ops.push(fill(at * WORD, 4, value as u32));
+            // A small maximum leaves the upper half 0.
+            if *large || value > u64::from(u32::MAX) {
+                ops.push(fill(at * WORD + 4, 4, (value >> 32) as u32));
+            }
         }
     }
-    // SAFETY: the limits are a buffer of this device, the stream's turn is held, and the record is
+    // SAFETY: the words are buffers of this device, the stream's turn is held, and the records are
     // locked.
     let result = unsafe { core.raw.submit(ops) };
     let count = ops.len();

@@ -32,7 +32,7 @@ pub(crate) use away::{
     PoolTurn, check as check_present, check_all as check_all_present, is_suspended,
 };
 pub(crate) use inside::{Inside, in_host_call};
-pub(crate) use records::{Locked, Use, add_wait, check_end, in_submission, need};
+pub(crate) use records::{Locked, Use, add_wait, check_end, check_own, in_submission, need};
 pub(crate) use submit_lock::{Scratch, Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
 
 use crate::graph::Recording;

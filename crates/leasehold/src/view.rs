@@ -141,6 +141,14 @@ impl<'a> Operand<'a> {
         self.view.offset + self.view.len
     }
 
+    /// The beginning of the bytes that are written, from the buffer's beginning. `u64::MAX`: none
+    /// are, or a kernel itself keeps to what the buffer has of its own.
+    #[inline(always)]
+    pub(crate) fn written(&self) -> u64 {
+        let none = !self.access.writes() || self.view.len == 0 || self.limit.is_some();
+        if none { u64::MAX } else { self.view.offset }
+    }
+
     /// The operand of a kernel that keeps to the buffer's limit: of a reservation no byte must have
     /// memory.
     #[inline]

@@ -13,6 +13,7 @@ use crate::count::{self, OperatorCount};
 use crate::generate::Mode;
 use crate::model::Model;
 use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
+use leasehold::backend::sync::Arc;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Error, Graph, OutOfMemory, Result, Runtime, Timepoint, View};
@@ -69,6 +70,7 @@ struct Sequence {
     id: SequenceId,
     sampling: ops::SamplingRecord,
     stage: Stage,
+    prompt: Arc<[u32]>,
     /// Positions whose keys and values are in the caches, or will be when the prompt is done.
     filled: usize,
     /// Tokens that were drawn.
@@ -121,6 +123,12 @@ impl Slot {
 /// thread of the batch takes memory ahead. A step that lacks memory says so before it computes
 /// anything: [`grow`](Self::grow) names the sequences. After a [`remove`](Self::remove) the others
 /// go on.
+///
+/// Where memory can have two addresses ([`Caps::forks`](leasehold::backend::Caps::forks)),
+/// sequences that begin with the same tokens have those keys and values once, in whole granules:
+/// from 128 tokens on for a model of 8 B parameters. The first of them must be in the batch, and its
+/// prompt must have come so far. The others compute the rest of their prompts only.
+///
 /// Memory of the longest texts is taken at once on other devices, with a part of a model, and for
 /// caches so small that they would not grow.
 ///
@@ -282,7 +290,7 @@ impl Batch {
                 let row = own.kv_width() * self.model().activations().bytes();
                 let positions = heads.positions as usize * self.slots.len();
                 let most = (2 * own.num_hidden_layers * row * positions) as u64;
-                CacheBytes { committed: most, most }
+                CacheBytes { committed: most, shared: 0, most }
             }
         }
     }
@@ -315,34 +323,69 @@ impl Batch {
     /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
     /// compute the prompt, and one of them returns the first new token. A recorded step serves
     /// every sampling. Takes memory for the prompt's keys and values, and may block on the driver
-    /// for it.
+    /// for it. A [beginning](Self#memory) that another sequence has is neither stored nor computed
+    /// again.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
     /// fit, an id outside the vocabulary, or a sampling beyond its limits; `OutOfMemory` or
     /// `OverBudget` without memory for the prompt; the stream's cause. The batch stays as it was.
     pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<SequenceId> {
-        // The place with the most memory that lies ready, the first of them.
-        let free = self.slots.iter().enumerate().filter(|(_, s)| s.sequence.is_none());
-        let Some((at, _)) = free.min_by_key(|(_, s)| std::cmp::Reverse(s.ready)) else {
+        if self.slots.iter().all(|slot| slot.sequence.is_some()) {
             return Err(Error::invalid(format!(
                 "all {} slots of the batch are in use; remove a sequence first",
                 self.slots.len()
             )));
-        };
+        }
         self.network.check_prompt(prompt.len())?;
         self.network.model.config().check_ids(prompt)?;
         let sampling = how.record()?;
-        let model = self.network.model.clone();
-        if let Some(growth) = &mut self.growth {
-            growth.grow(model.runtime().stream(), at, prompt.len())?;
-        }
+        let prompt: Arc<[u32]> = prompt.into();
+        let (at, done) = self.take_place(&prompt)?;
         let id = self.next;
         self.next.number += 1;
-        self.prompts.push(at, prompt, sampling);
+        self.prompts.push(at, prompt.clone(), sampling, done);
         let (stage, filled) = (Stage::Prompt, prompt.len());
-        self.slots[at].sequence = Some(Sequence { id, sampling, stage, filled, tokens: 0 });
+        self.slots[at].sequence = Some(Sequence { id, sampling, stage, prompt, filled, tokens: 0 });
         Ok(id)
+    }
+
+    /// A free slot with memory for a prompt. A beginning that another sequence has is shared.
+    /// Returns how many tokens of the prompt need not be computed. After an error all is as it was.
+    fn take_place(&mut self, prompt: &[u32]) -> Result<(usize, usize)> {
+        let model = self.network.model.clone();
+        let stream = model.runtime().stream();
+        let (from, common) = self.common_beginning(prompt);
+        let shares = self.growth.as_ref().is_some_and(|growth| growth.shares(common));
+        // A place that shares needs no memory that lies ready, and others need as much as there is.
+        let ready = |at: &usize| self.slots[*at].ready as isize * if shares { -1 } else { 1 };
+        let free = (0..self.slots.len()).rev().filter(|at| self.slots[*at].sequence.is_none());
+        let at = free.max_by_key(ready).unwrap_or_default();
+        let Some(growth) = &mut self.growth else { return Ok((at, 0)) };
+        let done = if shares { growth.share(stream, from, at, common)? } else { 0 };
+        growth.grow(stream, at, prompt.len()).or_else(|why| {
+            growth.end(stream, at)?;
+            Err(why)
+        })?;
+        Ok((at, done))
+    }
+
+    /// The slot of the sequence that has the most tokens in common with the beginning of a prompt,
+    /// and how many, of those that are computed or submitted. The last token of a prompt is always
+    /// computed: its logits are wanted.
+    fn common_beginning(&self, prompt: &[u32]) -> (usize, usize) {
+        let before_last = &prompt[..prompt.len().saturating_sub(1)];
+        let common = |(at, slot): (usize, &Slot)| {
+            let sequence = slot.sequence.as_ref()?;
+            let submitted = match sequence.stage {
+                Stage::Prompt => self.prompts.submitted(at),
+                _ => sequence.prompt.len(),
+            };
+            let pairs = std::iter::zip(&sequence.prompt[..submitted], before_last);
+            Some((at, pairs.take_while(|(a, b)| a == b).count()))
+        };
+        let all = self.slots.iter().enumerate().filter_map(common);
+        all.max_by_key(|(_, tokens)| *tokens).unwrap_or_default()
     }
 
     /// Computes the next token of every sequence that has one, and waits for them. Then submits a

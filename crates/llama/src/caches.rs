@@ -28,6 +28,8 @@ pub(crate) struct Growth {
     position: u64,
     /// Bytes that the device maps at once.
     granule: u64,
+    /// The device can share memory between parts.
+    forks: bool,
     /// Of each sequence: the bytes of a part that were asked for ahead.
     asked: Vec<u64>,
     ahead: Ahead,
@@ -37,8 +39,10 @@ pub(crate) struct Growth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheBytes {
-    /// The bytes with memory.
+    /// The bytes with memory. Memory that sequences share counts for each of them.
     pub committed: u64,
+    /// Of these, the bytes of beginnings that sequences have in common, or had.
+    pub shared: u64,
     /// The bytes with addresses: all positions of all sequences.
     pub most: u64,
 }
@@ -101,6 +105,7 @@ impl Growth {
     ) -> Result<Option<(Self, impl Fn(usize) -> CacheLayout + use<>)>> {
         let (runtime, layers) = (model.runtime(), model.own().num_hidden_layers);
         let granule = runtime.allocator().caps().granule;
+        let forks = runtime.raw_device().caps().forks;
         // Ranks take the same steps, and memory may lack on one of them alone.
         if !runtime.raw_device().caps().growing || model.parts.part.has_others() {
             return Ok(None);
@@ -131,7 +136,7 @@ impl Growth {
             next: each as u32,
             limits: 0,
         };
-        Ok(Some((Self { parts, each, position, granule, asked, ahead }, layout)))
+        Ok(Some((Self { parts, each, position, granule, forks, asked, ahead }, layout)))
     }
 
     fn parts(&self, row: usize) -> Range<usize> {
@@ -158,6 +163,43 @@ impl Growth {
         // One thread at a time maps memory for a part.
         self.ahead.finish();
         self.parts.grow(stream, parts, bytes)
+    }
+
+    /// The bytes of a part with so many positions that parts can share. Both a position and a
+    /// granule end there.
+    fn sharable(&self, positions: usize) -> u64 {
+        let whole = multiple(self.granule, self.position);
+        self.position * positions as u64 / whole * whole
+    }
+
+    /// Returns whether sequences share memory if they have so many positions in common.
+    pub(crate) fn shares(&self, positions: usize) -> bool {
+        self.forks && self.sharable(positions) > 0
+    }
+
+    /// Gives a sequence without memory the beginning of another one's: as much as lies in whole
+    /// granules, of so many positions. Returns the positions, 0 if the device cannot do it now. May
+    /// block on the driver.
+    pub(crate) fn share(
+        &mut self,
+        stream: &Stream,
+        from: usize,
+        to: usize,
+        positions: usize,
+    ) -> Result<usize> {
+        let bytes = self.sharable(positions);
+        // One thread at a time maps memory for a part.
+        self.ahead.finish();
+        let mut least = bytes;
+        for (from, to) in self.parts(from).zip(self.parts(to)) {
+            match self.parts.fork(stream, from, to, bytes) {
+                Ok(len) => least = least.min(self.sharable((len / self.position) as usize)),
+                // Work may still use what the place had before. Then the prompt is computed.
+                Err(_) => least = 0,
+            }
+        }
+        self.parts.shrink(stream, self.parts(to), least)?;
+        Ok((least / self.position) as usize)
     }
 
     /// The bytes that [`grow`](Self::grow) would take, if nothing lies ready.
@@ -191,7 +233,9 @@ impl Growth {
 
     pub(crate) fn cache_bytes(&self) -> CacheBytes {
         let most = self.parts.most() * self.parts.count() as u64;
-        CacheBytes { committed: self.parts.committed(), most }
+        let shared = |part| self.parts.shared(part).min(self.parts.len(part));
+        let shared = (0..self.parts.count()).map(shared).sum();
+        CacheBytes { committed: self.parts.committed(), shared, most }
     }
 }
 

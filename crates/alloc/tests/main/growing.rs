@@ -10,18 +10,35 @@ use leasehold_alloc::{
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Lease, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 const GRANULE: u64 = 2 * MIB;
 
-/// A growing block, and the memory that its bytes must be in.
+/// A growing block, and the memory that its bytes must be in, with a value for each granule.
 struct Model {
     block: Lease<Buffer>,
     addr: u64,
     most: u64,
     memory: Vec<(u64, u64)>,
+    values: Vec<u64>,
+}
+
+/// The value that each granule of memory has.
+#[derive(Default)]
+struct World {
+    values: HashMap<u64, u64>,
+    next: u64,
+}
+
+impl World {
+    /// Somebody writes a granule of memory.
+    fn write(&mut self, memory: u64) -> u64 {
+        self.next += 1;
+        self.values.insert(memory / GRANULE, self.next);
+        self.next
+    }
 }
 
 /// The runs of memory under the block's bytes, one for each granule.
@@ -33,7 +50,29 @@ fn memory(fake: &FakeBacking, addr: u64, len: u64) -> Vec<(u64, u64)> {
 impl Model {
     fn new(b: &Bench, most: u64) -> Result<Self> {
         let block = b.allocator.growing(most)?;
-        Ok(Self { addr: block.addr(), block, most, memory: Vec::new() })
+        Ok(Self { addr: block.addr(), block, most, memory: Vec::new(), values: Vec::new() })
+    }
+
+    /// Writes what the block has of its own and no value is known of, or all of it.
+    fn write(&mut self, b: &Bench, world: &mut World, all: bool) {
+        let shared = (self.block.shared() / GRANULE) as usize;
+        let from = if all { 0 } else { self.values.len() };
+        self.values.resize(self.memory.len(), 0);
+        for at in from..self.memory.len() {
+            if at >= shared {
+                self.values[at] = world.write(self.memory[at].0);
+            } else if !all {
+                // The end of shared memory: what the others have there.
+                self.values[at] = world.values[&(self.memory[at].0 / GRANULE)];
+            }
+        }
+    }
+
+    /// The block has the values that it was given, whatever other blocks have done.
+    fn read(&self, world: &World, what: &str) {
+        let found: Vec<_> =
+            self.memory.iter().map(|(at, _)| world.values[&(at / GRANULE)]).collect();
+        assert_eq!(found, self.values, "{what}");
     }
 
     /// The block is what the model says: no byte has moved.
@@ -48,9 +87,13 @@ impl Model {
     }
 }
 
-/// No byte of memory is in two places.
-fn apart(fake: &FakeBacking, models: &[Model], heap: &[Lease<Buffer>], what: &str) {
-    let blocks = models.iter().map(|m| (m.addr, m.block.len()));
+/// No byte of memory that is written is in two places.
+fn apart(b: &Bench, models: &[Model], heap: &[Lease<Buffer>], what: &str) {
+    let fake = &b.fake;
+    let blocks = models.iter().map(|m| {
+        let shared = m.block.shared().min(m.block.len());
+        (m.addr + shared, m.block.len() - shared)
+    });
     let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
     for (addr, len) in blocks.chain(heap.iter().map(|b| (b.addr(), b.len()))) {
         if len > 0 {
@@ -65,13 +108,14 @@ fn apart(fake: &FakeBacking, models: &[Model], heap: &[Lease<Buffer>], what: &st
 }
 
 /// A program of growths, shrinks, drops and ordinary blocks. Failures change nothing.
-fn program(b: &Bench, seed: u64, late: &VirtualStream) -> u64 {
+fn program(b: &Bench, seed: u64, late: &VirtualStream) -> (u64, u64) {
     let mut rng = Rng(seed);
     let (mut models, mut heap): (Vec<Model>, Vec<Lease<Buffer>>) = Default::default();
-    let mut grown = 0;
+    let mut world = World::default();
+    let (mut grown, mut forked) = (0, 0);
     for step in 0..80 {
         let what = format!("seed {seed}, step {step}");
-        match rng.below(9) {
+        match rng.below(11) {
             0 if models.len() < 6 => {
                 models.extend(Model::new(b, [9 * MIB, 40 * MIB][rng.below(2) as usize]).ok());
             }
@@ -109,6 +153,7 @@ fn program(b: &Bench, seed: u64, late: &VirtualStream) -> u64 {
                 unsafe { b.allocator.shrink(&m.block, len, &m.block) }.expect("host memory");
                 assert_eq!(b.fake.driver_calls(), calls, "{what}");
                 m.memory.truncate(before.min(len).div_ceil(GRANULE) as usize);
+                m.values.truncate(m.memory.len());
                 m.check(&b.fake, before.min(len), &what);
             }
             6 if !models.is_empty() => {
@@ -120,20 +165,70 @@ fn program(b: &Bench, seed: u64, late: &VirtualStream) -> u64 {
             }
             7 => {
                 let size = [70_000, 3 * MIB, 11 * MIB][rng.below(3) as usize];
-                heap.extend(b.allocator.alloc(Layout::new(size), On::new(&b.stream)).ok());
+                if let Ok(block) = b.allocator.alloc(Layout::new(size), On::new(&b.stream)) {
+                    for (at, _) in memory(&b.fake, block.addr(), block.len()) {
+                        world.write(at);
+                    }
+                    heap.push(block);
+                }
+            }
+            8..=9 if models.len() > 1 => {
+                let [from, to] = [(); 2].map(|()| rng.below(models.len() as u64) as usize);
+                let bytes = rng.below(models[from].block.len() + 1);
+                if from != to && rng.below(3) > 0 {
+                    let m = &mut models[to];
+                    // SAFETY: nothing uses the memory behind a fake backing.
+                    unsafe { b.allocator.shrink(&m.block, 0, &m.block) }.expect("host memory");
+                    (m.memory, m.values) = Default::default();
+                }
+                forked += u64::from(fork(b, &mut models, (from, to), bytes, &what));
             }
             _ if !heap.is_empty() => {
                 drop(heap.swap_remove(rng.below(heap.len() as u64) as usize));
             }
             _ => _ = b.allocator.trim(rng.below(24) * MIB),
         }
-        apart(&b.fake, &models, &heap, &what);
+        models.iter_mut().for_each(|m| m.write(b, &mut world, false));
+        models.iter().for_each(|m| m.read(&world, &what));
+        if !models.is_empty() {
+            let m = rng.below(models.len() as u64) as usize;
+            models[m].write(b, &mut world, true);
+            models.iter().for_each(|m| m.read(&world, &what));
+        }
+        apart(b, &models, &heap, &what);
         b.allocator.check().unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!(b.fake.violations(), Vec::<String>::new(), "{what}");
         let s = b.allocator.stats();
         assert!(s.reserved <= s.limit && s.reserved >= b.fake.used(), "{what}: {s:?}");
     }
-    grown
+    assert!(b.allocator.stats().shared_in_growing == 0 || forked > 0);
+    (grown, forked)
+}
+
+/// A fork of one block in another, or none: then both are as they were.
+fn fork(b: &Bench, models: &mut [Model], at: (usize, usize), bytes: u64, what: &str) -> bool {
+    let (from, to) = (&models[at.0], &models[at.1]);
+    let before = [from, to].map(|m| (m.block.len(), m.block.shared()));
+    let reserved = b.allocator.stats().reserved;
+    // SAFETY: the models write beyond what is shared.
+    let len = unsafe { b.allocator.fork(&from.block, &to.block, bytes) };
+    assert!(b.allocator.stats().reserved <= reserved, "{what}: a fork takes no memory");
+    let Ok(len) = len else {
+        let now = [from, to].map(|m| (m.block.len(), m.block.shared()));
+        // What the other block had shared beyond its length may be gone.
+        assert_eq!((now[0], now[1].0), (before[0], before[1].0), "{what}");
+        assert!(at.0 == at.1 || now[1].1 <= before[1].1, "{what}");
+        return false;
+    };
+    assert!(len <= bytes && at.0 != at.1 && before[1].0 == 0, "{what}");
+    assert!(bytes < GRANULE || len + 16 * GRANULE > bytes, "{what}: {len} of {bytes}");
+    let granules = (len / GRANULE) as usize;
+    let (memory, values) = (&from.memory[..granules], from.values[..granules].to_vec());
+    let memory: Vec<_> = memory.iter().map(|&(at, _)| (at, GRANULE)).collect();
+    let to = &mut models[at.1];
+    (to.memory, to.values) = (memory, values);
+    to.check(&b.fake, len, what);
+    len > 0
 }
 
 fn bench(segments: bool, policy: Policy, budget: u64) -> Bench {
@@ -150,20 +245,22 @@ fn ends(b: Bench, late: VirtualStream, what: &str) {
     let s = b.allocator.stats();
     assert_eq!(s.reserved, s.quarantined, "{what}: {s:?}");
     assert_eq!((s.live_bytes, s.idle_in_growing), (0, 0), "{what}: {s:?}");
+    assert!(s.shared_in_growing == 0, "{what}: {s:?}");
     b.check();
 }
 
 #[test]
 fn growing_blocks_behave_as_their_model() {
-    let mut grown = 0;
-    for seed in 1..=60u64 {
+    let mut done = (0, 0);
+    for seed in 1..=120u64 {
         let policy = [Policy::Balanced, Policy::Fastest, Policy::Compact][(seed % 3) as usize];
         let budget = [u64::MAX, 64 * MIB][(seed % 2) as usize];
         let (b, late) = (bench(seed % 7 == 0, policy, budget), late_stream());
-        grown += program(&b, seed * 31, &late);
+        let (grown, forked) = program(&b, seed * 31, &late);
+        done = (done.0 + grown, done.1 + forked);
         ends(b, late, &format!("seed {seed}"));
     }
-    assert!(grown > 300, "only {grown} growths");
+    assert!(done.0 > 600 && done.1 > 60, "only {done:?} growths and forks");
 }
 
 #[test]
@@ -452,4 +549,169 @@ fn blocks_side_by_side_grow_alone_and_end_together() {
     assert!(b.allocator.growing_parts(usize::MAX, MIB).is_err());
     let e = bench(true, Policy::Balanced, u64::MAX).allocator.growing_parts(2, MIB).unwrap_err();
     assert!(matches!(e, Error::Unsupported(_)), "{e}");
+}
+
+#[test]
+fn a_fork_has_its_memory_once_and_keeps_it() {
+    let b = bench(false, Policy::Compact, 64 * MIB);
+    let blocks = [(); 3].map(|()| b.allocator.growing(20 * MIB).expect("addresses"));
+    let [parent, child, other] = &blocks;
+    b.allocator.grow(parent, 9 * MIB).expect("memory");
+    b.allocator.grow(other, 4 * MIB).expect("memory");
+    let memory = b.fake.memory(parent.addr(), 8 * MIB);
+    // SAFETY (here and below): nothing uses the memory behind a fake backing.
+    let len = unsafe { b.allocator.fork(parent, child, 9 * MIB) }.expect("a fork");
+    assert_eq!((len, child.len(), b.fake.used()), (8 * MIB, 8 * MIB, 14 * MIB));
+    assert_eq!(b.fake.memory(child.addr(), 8 * MIB), memory);
+    let s = b.allocator.stats();
+    assert_eq!((s.reserved, s.shared_in_growing), (14 * MIB, 8 * MIB), "{s:?}");
+    let listed: u64 = b.allocator.snapshot().segments.iter().map(|s| s.bytes).sum();
+    assert_eq!(listed, s.reserved, "a snapshot lists it once");
+    assert_eq!([parent, child, other].map(|block| block.shared()), [8 * MIB, 8 * MIB, 0]);
+    // Both go on, each in memory of its own.
+    b.allocator.grow(child, 12 * MIB).expect("memory");
+    b.allocator.grow(parent, 12 * MIB).expect("memory");
+    let own = |block: &Lease<Buffer>| b.fake.memory(block.addr() + 8 * MIB, 4 * MIB);
+    assert!(own(parent).iter().all(|run| !own(child).contains(run)));
+    // A length that falls and rises again comes to no memory of others.
+    unsafe { b.allocator.shrink(child, 2 * MIB, child) }.expect("host memory");
+    assert!(!b.allocator.try_grow(child, 6 * MIB).expect("no memory of its own is there"));
+    b.allocator.grow(child, 6 * MIB).expect("memory");
+    assert_eq!(child.shared(), 2 * MIB);
+    assert!(b.fake.memory(child.addr() + 2 * MIB, 4 * MIB).iter().all(|run| !memory.contains(run)));
+    // The parent's memory stays as long as anybody has it.
+    let [parent, child, other] = blocks;
+    let addr = parent.addr();
+    drop(parent);
+    b.allocator.trim(0).expect("a trim");
+    assert!(
+        !b.fake.is_backed(addr, 2 * MIB) && b.fake.memory(child.addr(), 2 * MIB)[0] == memory[0]
+    );
+    assert_eq!(b.allocator.stats().shared_in_growing, 0);
+    // A new block of the same maximum gets none of it.
+    let next = b.allocator.growing(20 * MIB).expect("addresses");
+    b.allocator.grow(&next, 20 * MIB).expect("memory");
+    assert!(!b.fake.memory(next.addr(), 20 * MIB).contains(&memory[0]));
+    b.check();
+    drop((child, other, next));
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!((b.fake.used(), b.allocator.stats().reserved), (0, 0));
+    b.check();
+}
+
+#[test]
+fn a_part_that_becomes_a_fork_waits_for_nothing_and_says_so() {
+    let (b, late) = (bench(false, Policy::Compact, u64::MAX), late_stream());
+    let parts = b.allocator.growing_parts(3, 8 * MIB).expect("addresses");
+    b.allocator.grow(&parts[0], 6 * MIB).expect("memory");
+    b.allocator.grow(&parts[1], 4 * MIB).expect("memory");
+    let end = late.submit().expect("a value");
+    // SAFETY (here and below): nothing uses the memory behind a fake backing.
+    unsafe { parts[1].mark_read(end) };
+    unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
+    let fork = |to: usize| unsafe { b.allocator.fork(&parts[0], &parts[to], 6 * MIB) };
+    let e = fork(1).expect_err("work may still use what the part had");
+    assert!(matches!(e, Error::Occupied { .. }) && e.to_string().contains("work"), "{e}");
+    assert_eq!(fork(2).expect("a fork"), 6 * MIB);
+    late.complete(end.value());
+    assert_eq!(fork(1).expect("a fork"), 6 * MIB);
+    assert_eq!(b.allocator.stats().shared_in_growing, 12 * MIB);
+    // A fork of a fork is one more.
+    unsafe { b.allocator.shrink(&parts[0], 0, &parts[0]) }.expect("host memory");
+    unsafe { b.allocator.shrink(&parts[2], 0, &parts[2]) }.expect("host memory");
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!((b.fake.used(), b.allocator.stats().shared_in_growing), (6 * MIB, 0));
+    assert_eq!(
+        unsafe { b.allocator.fork(&parts[1], &parts[0], 5 * MIB) }.expect("a fork"),
+        4 * MIB
+    );
+    // Memory that one block alone has left is its own again.
+    unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
+    unsafe { b.allocator.shrink(&parts[0], 0, &parts[0]) }.expect("host memory");
+    b.allocator.grow(&parts[1], 6 * MIB).expect("memory");
+    assert_eq!(parts[1].shared(), 0);
+    b.check();
+}
+
+#[test]
+fn bad_forks_are_refused_and_change_nothing() {
+    let b = bench(false, Policy::Compact, u64::MAX);
+    let blocks = [20, 4].map(|mib| b.allocator.growing(mib * MIB).expect("addresses"));
+    let [from, to] = &blocks;
+    let plain = b.take(MIB);
+    b.allocator.grow(from, 8 * MIB).expect("memory");
+    let refused = |from: &Lease<Buffer>, to: &Lease<Buffer>, bytes: u64, text: &str| {
+        // SAFETY: nothing uses the memory behind a fake backing.
+        let e = unsafe { b.allocator.fork(from, to, bytes) }.expect_err(text);
+        assert!(e.to_string().contains(text), "{e}");
+        assert_eq!(b.allocator.stats().shared_in_growing, 0);
+        b.check();
+    };
+    refused(from, from, MIB, "a fork of itself");
+    refused(from, to, 9 * MIB, "fork what has memory");
+    refused(from, to, 6 * MIB, "larger maximum");
+    refused(from, &plain, MIB, "make it with `growing`");
+    refused(&plain, to, MIB, "make it with `growing`");
+    refused(to, from, 0, "shrink it to 0");
+    let elsewhere = Bench::new(64 * MIB);
+    let other = elsewhere.allocator.growing(4 * MIB).expect("addresses");
+    refused(from, &other, MIB, "make it with `growing`");
+    // SAFETY: as above.
+    assert_eq!(unsafe { b.allocator.fork(from, to, GRANULE - 1) }.expect("nothing"), 0);
+    let mut caps = FakeBacking::new(64 * MIB).caps();
+    caps.aliases = false;
+    for (fake, pool) in [(FakeBacking::with_caps(caps), false), (FakeBacking::new(64 * MIB), true)]
+    {
+        let backing: Box<dyn Backing> = match pool {
+            true => Box::new(SuspendableBacking::new(Box::new(fake), None).unwrap()),
+            false => Box::new(fake),
+        };
+        let allocator = Allocator::new(backing, AllocatorConfig::default()).unwrap();
+        let [from, to] = [(); 2].map(|()| allocator.growing(8 * MIB).expect("addresses"));
+        allocator.grow(&from, 4 * MIB).expect("memory");
+        // SAFETY: as above.
+        let e = unsafe { allocator.fork(&from, &to, 4 * MIB) }.expect_err("one address");
+        assert!(matches!(e, Error::Unsupported(_)) && e.to_string().contains("copy"), "{e}");
+        allocator.check().unwrap();
+    }
+    // A device that is lost.
+    b.fake.lose();
+    // SAFETY: as above.
+    let e = unsafe { b.allocator.fork(from, to, 4 * MIB) }.expect_err("it is lost");
+    assert!(matches!(e, Error::DeviceLost { .. }), "{e}");
+}
+
+#[test]
+fn every_driver_call_of_a_fork_may_fail_and_changes_nothing() {
+    let mut failed = 0;
+    for call in Call::ALL {
+        for fault in (0..6).flat_map(|k| [Fault::Once(k), Fault::From(k)]) {
+            let (b, late) = (bench(false, Policy::Compact, u64::MAX), late_stream());
+            let what = format!("{call:?} {fault:?}");
+            let parts = b.allocator.growing_parts(2, 16 * MIB).expect("addresses");
+            b.allocator.grow(&parts[0], 11 * MIB).expect("memory");
+            b.allocator.grow(&parts[1], 4 * MIB).expect("memory");
+            // SAFETY (here and below): nothing uses the memory behind a fake backing.
+            unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
+            let memory = b.fake.memory(parts[0].addr(), 11 * MIB);
+            b.fake.fail(call, fault);
+            let fork = unsafe { b.allocator.fork(&parts[0], &parts[1], 11 * MIB) };
+            b.fake.heal();
+            let fine = fork.is_ok();
+            let shared = if fine { 10 * MIB } else { 0 };
+            assert_eq!(b.fake.memory(parts[0].addr(), 11 * MIB), memory, "{what}");
+            assert_eq!((parts[0].len(), parts[1].len()), (11 * MIB, shared), "{what}");
+            for part in &parts {
+                assert_eq!(part.shared(), shared, "{what}");
+            }
+            assert_eq!(b.allocator.stats().shared_in_growing, shared, "{what}");
+            b.check();
+            failed += usize::from(!fine);
+            // The part itself may be lost to the driver. The source never is.
+            b.allocator.grow(&parts[0], 15 * MIB).expect("memory");
+            drop(parts);
+            ends(b, late, &what);
+        }
+    }
+    assert_eq!(failed, 16, "two of them at each map and each unmap, and at the one enable");
 }

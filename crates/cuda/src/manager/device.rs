@@ -69,6 +69,7 @@ impl DeviceState {
         caps.shareable = properties.vmm && properties.fd_handles;
         let source = shared.config.memory;
         caps.growing = properties.vmm && matches!(source, MemorySource::Auto | MemorySource::Vmm);
+        caps.forks = caps.growing;
         caps.priorities = primary.streams.has_priorities();
         let limits = &mut description.limits;
         limits.grid = properties.grid;

@@ -71,7 +71,9 @@ impl Held {
 
     /// The buffer, if somebody still holds it.
     fn alive(&self) -> Option<Outside> {
-        Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes, end: 0 })
+        let lease = self.buffer.upgrade()?;
+        let (end, written) = (0, u64::MAX);
+        Some(Outside { lease, reads: true, writes: self.writes, end, written })
     }
 }
 
@@ -305,7 +307,7 @@ impl Graph {
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
         if *growing {
-            outside.uses.iter().try_for_each(Outside::check_end)?;
+            outside.uses.iter().try_for_each(Outside::check_place)?;
         }
         // These only had the memory before; what became of them does not matter.
         for held in &inner.held {

@@ -17,7 +17,7 @@
 use crate::event::Event;
 use crate::graph::stop::{Note, Noted, StopCheck};
 use crate::kernel::rules::Rules;
-use crate::stream::{SubmitGuard, SubmitLock, Use, check_end, this_thread};
+use crate::stream::{SubmitGuard, SubmitLock, Use, check_end, check_own, this_thread};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, GraphArena, Layout};
 use leasehold_core::defects::{Defect, planted};
@@ -84,12 +84,15 @@ pub(crate) struct Outside {
     pub(crate) writes: bool,
     /// The end of the bytes that must have memory at a launch.
     pub(crate) end: u64,
+    /// The beginning of those that are written; `u64::MAX` for none.
+    pub(crate) written: u64,
 }
 
 impl Outside {
-    /// As [`check_end`](crate::stream::check_end).
-    pub(crate) fn check_end(&self) -> Result<()> {
-        check_end(self.end, &self.lease)
+    /// As [`check_end`](crate::stream::check_end) and [`check_own`](crate::stream::check_own).
+    pub(crate) fn check_place(&self) -> Result<()> {
+        check_end(self.end, &self.lease)?;
+        check_own(self.written, &self.lease)
     }
 }
 
@@ -113,6 +116,12 @@ impl Use for Outside {
     #[inline(always)]
     fn end(&self) -> u64 {
         0
+    }
+
+    /// The same of [`Outside::written`].
+    #[inline(always)]
+    fn written(&self) -> u64 {
+        u64::MAX
     }
 }
 
@@ -415,6 +424,7 @@ impl State {
                 // An operator that is undone leaves its end: the graph then asks for more memory
                 // than it needs.
                 outside.end = outside.end.max(operand.end());
+                outside.written = outside.written.min(operand.written());
                 if writes && !outside.writes {
                     if let Some(e) = encoding {
                         e.journal.push(Undo::Outside(handle, Some(false)));
@@ -428,10 +438,9 @@ impl State {
                 }
                 // A buffer that is written as a whole before it is read needs no former contents.
                 let reads = operand.access.reads() || operand.is_part();
-                self.outside.insert(
-                    handle,
-                    Outside { lease: lease.clone(), reads, writes, end: operand.end() },
-                );
+                let (end, written) = (operand.end(), operand.written());
+                let outside = Outside { lease: lease.clone(), reads, writes, end, written };
+                self.outside.insert(handle, outside);
             }
         }
     }

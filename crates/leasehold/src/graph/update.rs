@@ -271,7 +271,7 @@ impl ExecState {
                 let lease = new.unwrap_or(&o.lease).clone();
                 // If the new buffer is longer, the graph uses a part of it, and the rest stays.
                 let reads = o.reads || lease.len() > o.lease.len();
-                Outside { lease, reads, writes: o.writes, end: o.end }
+                Outside { lease, reads, writes: o.writes, end: o.end, written: o.written }
             })
             .collect();
         new.sort_by_key(|o| o.lease.handle());

@@ -3,7 +3,7 @@
 //! Each part is a growing block of its own, and all lie in one reservation. Work names them by one
 //! buffer over that reservation, so there is one record of uses, and one binding.
 
-use super::{Words, core_of, in_recording, limits, write_limits};
+use super::{Words, core_of, in_recording, limits, write_words};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Stream, StreamCore};
 use crate::view::{BufferView, Operand, View};
@@ -43,13 +43,14 @@ pub struct GrowingParts {
 struct Shared {
     /// The buffer that work uses: the addresses of all parts. It keeps them while work uses it.
     buffer: Lease<Buffer>,
-    /// A limit for each part.
+    /// A limit for each part, and behind the limits the shared bytes of each part.
     limits: Lease<Buffer>,
     parts: Arc<[Lease<Buffer>]>,
     /// Bytes from a part to the next one.
     each: u64,
-    /// Held from a change of lengths until the limits are written.
-    turn: Mutex<()>,
+    /// Held from a change of lengths until the limits are written. The shared bytes that the device
+    /// knows of each part, once there was a fork.
+    turn: Mutex<Vec<u64>>,
     runtime: Arc<RuntimeInner>,
 }
 
@@ -83,7 +84,7 @@ impl GrowingParts {
         let limits = limits(runtime, core, count as u64)?;
         let (turn, runtime) = (Mutex::default(), runtime.inner.clone());
         let shared = Shared { buffer, limits, parts, each, turn, runtime };
-        shared.write(core, &(0..count as u64).collect::<Vec<_>>(), 0)?;
+        write_words(core, &[shared.words(&[])], &[])?;
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -131,8 +132,9 @@ impl GrowingParts {
         Operand { limit: Some(&self.shared.limits), ..view.with(access) }
     }
 
-    /// The bytes of each part that have memory: 8 bytes a part on the device, which nobody else can
-    /// write.
+    /// Words of 64 bits on the device, which nobody else can write: the bytes of each part that have
+    /// memory, and behind these the bytes of each part that are [shared](Self::fork). A kernel
+    /// writes none of those.
     #[must_use]
     pub fn limits(&self) -> Operand<'_> {
         self.shared.limits.read()
@@ -201,7 +203,58 @@ impl GrowingParts {
         let _turn = self.shared.turn.lock();
         let longer = parts.filter(|&part| self.shared.parts[part].len() > bytes);
         let longer: Vec<_> = longer.map(|part| (part as u64, bytes)).collect();
-        if longer.is_empty() { Ok(()) } else { self.shared.shorten(core, &longer, Some(bytes)) }
+        if longer.is_empty() { Ok(()) } else { self.shared.shorten(core, &longer, true) }
+    }
+
+    /// The bytes at the beginning of a part that are shared with others, or were: no kernel writes
+    /// them. 0 without a [fork](Self::fork). They may be more than the length.
+    ///
+    /// # Panics
+    /// When there is no such part.
+    #[must_use]
+    #[track_caller]
+    pub fn shared(&self, part: usize) -> u64 {
+        self.shared.parts[part].shared()
+    }
+
+    /// Gives part `to`, of length 0, the whole granules of the first `bytes` of part `from`: both
+    /// have the same memory, and no kernel writes it any more. Returns the new length of `to`. It
+    /// is less than `bytes` where these end within a granule, or within several that the device
+    /// maps at once. Memory that `to` had before goes. The limits are written on `stream`. May
+    /// block on the driver, and does not wait for the device.
+    ///
+    /// Shared memory lives as long as one of its parts uses it. The last one may not write it
+    /// either. A part that is shrunk below it and grows again gets memory of its own there, but for
+    /// the granule with the new length's end.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a part that there is not, one part twice, and bytes beyond the length;
+    /// `InvalidState` if `to` has a length; `Occupied` while another thread takes memory for `to`,
+    /// or work may use memory that it had, and while this thread has a session open on the stream;
+    /// `Unsupported` where memory has one address ([`Caps::forks`](leasehold_hal::Caps::forks));
+    /// `Recording` for a recording's stream; the cause of a stream that has failed; the driver's.
+    /// The lengths are as they were then. What was to be shared may stay without writes.
+    pub fn fork(&self, stream: &Stream, from: usize, to: usize, bytes: u64) -> Result<u64> {
+        let core = self.shared.core(stream)?;
+        for part in [from, to] {
+            self.shared.check(&(part..part.saturating_add(1)), 0)?;
+        }
+        let mut turn = self.shared.turn.lock();
+        let (memory, parts) = (&self.shared.runtime.memory, &self.shared.parts);
+        turn.resize(parts.len(), 0);
+        // SAFETY: work that writes what is shared was submitted before, and is in the record that
+        // all parts have. Later submissions find how much is shared in the words, which the next
+        // submission writes.
+        let len = unsafe { memory.fork(&parts[from], &parts[to], bytes) }?;
+        let mut values = vec![(to as u64, len)];
+        self.shared.note_shared(&turn, [from, to].into_iter(), &mut values);
+        write_words(core, &[self.shared.words(&values)], &[]).inspect_err(|_| {
+            // If the record cannot be locked, the part stays longer than its limit says, which does
+            // no harm.
+            let _ = self.shared.shorten(core, &[(to as u64, 0)], false);
+        })?;
+        [from, to].into_iter().for_each(|part| turn[part] = parts[part].shared());
+        Ok(len)
     }
 }
 
@@ -226,12 +279,22 @@ impl Shared {
         Ok(())
     }
 
-    fn words<'a>(&'a self, parts: &'a [u64]) -> Words<'a> {
-        (&self.limits, parts, self.each > u64::from(u32::MAX))
+    fn words<'a>(&'a self, values: &'a [(u64, u64)]) -> Words<'a> {
+        Words { buffer: &self.limits, values, large: self.each > u64::from(u32::MAX) }
     }
 
-    fn write(&self, core: &StreamCore, parts: &[u64], bytes: u64) -> Result<()> {
-        write_limits(core, self.words(parts), bytes)
+    /// Adds the shared bytes of those parts of which the device knows another number.
+    fn note_shared(
+        &self,
+        known: &[u64],
+        parts: impl Iterator<Item = usize>,
+        values: &mut Vec<(u64, u64)>,
+    ) {
+        let now = |part: usize| (part, self.parts[part].shared());
+        let differs =
+            |&(part, shared): &(usize, u64)| known.get(part).is_some_and(|k| *k != shared);
+        let word = |part: usize| (self.parts.len() + part) as u64;
+        values.extend(parts.map(now).filter(differs).map(|(part, own)| (word(part), own)));
     }
 
     /// Makes parts longer by what `grow` does. `false`: it did not, and all are as they were.
@@ -243,7 +306,7 @@ impl Shared {
         grow: &dyn Fn(&Allocator, &Lease<Buffer>) -> Result<bool>,
     ) -> Result<bool> {
         let core = self.core(stream)?;
-        let _turn = self.turn.lock();
+        let mut turn = self.turn.lock();
         let mut before = Vec::with_capacity(parts.len());
         let mut result = Ok(true);
         for at in parts {
@@ -259,21 +322,26 @@ impl Shared {
             before.push((at as u64, len));
         }
         if matches!(result, Ok(true)) && !before.is_empty() {
-            let words: Vec<_> = before.iter().map(|(at, _)| *at).collect();
-            result = self.write(core, &words, bytes).map(|()| true);
+            let mut values: Vec<_> = before.iter().map(|(at, _)| (*at, bytes)).collect();
+            let grown = || before.iter().map(|(at, _)| *at as usize);
+            self.note_shared(&turn, grown(), &mut values);
+            result = write_words(core, &[self.words(&values)], &[]).map(|()| true);
+            if result.is_ok() && !turn.is_empty() {
+                grown().for_each(|part| turn[part] = self.parts[part].shared());
+            }
         }
         if !matches!(result, Ok(true)) {
             // If the record cannot be locked, the parts stay longer than their limits say, which
             // does no harm.
-            let _ = self.shorten(core, &before, None);
+            let _ = self.shorten(core, &before, false);
         }
         result
     }
 
-    /// Makes parts as short as they are to be. `limit`: writes it first, for all of them.
-    fn shorten(&self, core: &StreamCore, parts: &[(u64, u64)], limit: Option<u64>) -> Result<()> {
-        let words: Vec<_> = parts.iter().map(|(at, _)| *at).collect();
-        super::shorten(core, self.words(&words), &self.buffer, limit, || {
+    /// Makes parts as short as they are to be. `limits`: writes that first.
+    fn shorten(&self, core: &StreamCore, parts: &[(u64, u64)], limits: bool) -> Result<()> {
+        let words = self.words(if limits { parts } else { &[] });
+        super::shorten(core, words, &self.buffer, || {
             let mut shrunk = Ok(());
             for &(at, bytes) in parts {
                 let part = &self.parts[at as usize];

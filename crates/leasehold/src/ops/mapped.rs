@@ -1,6 +1,6 @@
 //! Device memory that the host reads and writes in place.
 
-use crate::stream::{Stream, check_end, check_present};
+use crate::stream::{Stream, check_end, check_own, check_present};
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::HostKind;
 use leasehold_core::{Error, Result};
@@ -57,6 +57,7 @@ fn wait_host_visible(stream: &Stream, operand: &Operand<'_>) -> Result<()> {
     check_present(operand.view().buffer())?;
     let buffer = operand.view().buffer();
     check_end(operand.end(), buffer)?;
+    check_own(operand.written(), buffer)?;
     if buffer.host_kind() == HostKind::None && !runtime.device.caps().host_visible {
         return Err(Error::Unsupported(
             format!("the host cannot touch the memory of {}; download it instead", runtime.id())

@@ -25,6 +25,9 @@ pub(crate) trait Use {
     fn operand(&self) -> Operand<'_>;
     /// The end of the bytes that must have memory, from the buffer's beginning.
     fn end(&self) -> u64;
+    /// The beginning of the bytes that are written, from the buffer's beginning. `u64::MAX`: none
+    /// are, or a kernel itself keeps to what the buffer has of its own.
+    fn written(&self) -> u64;
 }
 
 impl Use for Operand<'_> {
@@ -42,6 +45,11 @@ impl Use for Operand<'_> {
     fn end(&self) -> u64 {
         Operand::end(self)
     }
+
+    #[inline(always)]
+    fn written(&self) -> u64 {
+        Operand::written(self)
+    }
 }
 
 /// Refuses bytes beyond the end of a growing buffer. The record is [`Locked`], so that the buffer
@@ -52,6 +60,32 @@ impl Use for Operand<'_> {
 #[inline(always)]
 pub(crate) fn check_end(end: u64, buffer: &Buffer) -> Result<()> {
     if end <= buffer.len() { Ok(()) } else { Err(beyond_end(end, buffer.len())) }
+}
+
+/// Refuses a write of bytes that a growing buffer shares with others. The record is [`Locked`].
+///
+/// # Errors
+/// `InvalidArgument`.
+#[inline(always)]
+pub(crate) fn check_own(written: u64, buffer: &Buffer) -> Result<()> {
+    if buffer.is_growing() && written < buffer.shared() {
+        return Err(not_own(written, buffer.shared()));
+    }
+    Ok(())
+}
+
+/// The bytes of a use have memory, and those that it writes are the buffer's own.
+#[inline(always)]
+fn check_place(one: &impl Use) -> Result<()> {
+    check_end(one.end(), one.lease())?;
+    check_own(one.written(), one.lease())
+}
+
+#[cold]
+fn not_own(written: u64, shared: u64) -> Error {
+    Error::invalid(format!(
+        "the work writes from byte {written} on, and the first {shared} bytes of the growing buffer are shared with its forks; write behind them, or a copy"
+    ))
 }
 
 #[cold]
@@ -100,7 +134,7 @@ impl<'u, U: Use> Locked<'u, U> {
                     return unsafe { gather_slow(self.timeline, self.uses, waits) };
                 }
             }
-            check_end(one.end(), one.lease())?;
+            check_place(one)?;
             gather(self.timeline, &one.operand(), waits);
         }
         Ok(())
@@ -213,7 +247,7 @@ unsafe fn gather_slow(
         }
     }
     for one in uses {
-        check_end(one.end(), one.lease())?;
+        check_place(one)?;
         gather(timeline, &one.operand(), waits);
     }
     Ok(())

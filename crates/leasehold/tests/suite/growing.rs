@@ -223,7 +223,7 @@ fn a_reservation_is_for_kernels_that_keep_to_its_own_limit() {
     stream.copy(out.view(), from).expect("this part has memory");
     refused(stream.copy(cache.view(), whole.view().part(8192..16384).unwrap()), "has 8192 now");
     // Nobody but the runtime writes the limit, or puts another word in its place.
-    let limit = cache.limit().view();
+    let limit = cache.limit().view().narrowed(0, 8);
     refused(stream.fill(limit, 0xffu8), "read-only");
     refused(stream.upload(limit, &[u64::MAX]), "read-only");
     refused(stream.copy(limit, word.view()), "read-only");
@@ -351,5 +351,125 @@ fn threads_grow_shrink_and_launch_beside_each_other() {
         });
         runtime.synchronize().unwrap();
         assert!(runtime.to_vec(cache.slice(..1024)).unwrap() == words(0, 1024));
+    }
+}
+
+/// Devices whose memory may have several addresses.
+fn forking() -> [Runtime; 2] {
+    let mut all = runtimes();
+    all.truncate(3);
+    let [_, sim, cuda]: [Runtime; 3] = all.try_into().unwrap();
+    [sim, cuda]
+}
+
+#[test]
+fn a_fork_and_its_parent_go_on_apart() {
+    for runtime in forking() {
+        let (stream, at) = (runtime.stream(), runtime.device());
+        let other = runtime.create_stream().unwrap();
+        let granule = runtime.allocator().caps().granule as usize / 4;
+        let parent = Growing::<u32>::new(&runtime, 8 * granule).unwrap();
+        let len = 3 * granule + 100;
+        parent.grow(stream, len).unwrap();
+        stream.upload(parent.view(), &words(0, len)).unwrap();
+        let used = runtime.allocator().stats().reserved;
+        // On another stream than the values were written on.
+        let fork = parent.fork(&other, len - 7).unwrap();
+        assert_eq!((fork.len(), fork.most()), (len - 7, 8 * granule), "{at}");
+        assert_eq!((fork.shared(), parent.shared()), (3 * granule, 3 * granule), "{at}");
+        let s = runtime.allocator().stats();
+        assert_eq!(s.shared_in_growing, 12 * granule as u64, "{at}");
+        assert!(s.reserved <= used + 4 * granule as u64, "{at}: one granule is new");
+        assert_eq!(runtime.to_vec(fork.as_view()).unwrap(), words(0, len - 7), "{at}");
+        // Both go on.
+        for (growing, from, word) in [(&parent, len, 5u32), (&fork, len - 7, 6)] {
+            growing.grow(stream, 5 * granule).unwrap();
+            stream.fill(growing.slice(from..).view(), word).unwrap();
+        }
+        stream.fill(fork.slice(3 * granule..len - 7).view(), 8u32).unwrap();
+        let mut wanted = words(0, len);
+        wanted.resize(5 * granule, 5);
+        assert_eq!(runtime.to_vec(parent.as_view()).unwrap(), wanted, "{at}");
+        wanted.truncate(3 * granule);
+        wanted.resize(len - 7, 8);
+        wanted.resize(5 * granule, 6);
+        assert_eq!(runtime.to_vec(fork.as_view()).unwrap(), wanted, "{at}");
+        // A fork of a fork, which outlives both.
+        let last = fork.fork(stream, 2 * granule).unwrap();
+        drop((parent, fork));
+        stream.synchronize().unwrap();
+        runtime.allocator().trim(0).unwrap();
+        assert_eq!(runtime.to_vec(last.as_view()).unwrap(), words(0, 2 * granule), "{at}");
+        assert_eq!(runtime.allocator().stats().shared_in_growing, 0, "{at}");
+        // The last one may not write it, until it has memory of its own there.
+        refused(stream.fill(last.view(), 0u8), "shared with its forks");
+        last.shrink(stream, 0).unwrap();
+        last.grow(stream, granule).unwrap();
+        stream.fill(last.view(), 3u32).unwrap();
+        assert_eq!(runtime.to_vec(last.as_view()).unwrap(), vec![3; granule], "{at}");
+    }
+}
+
+#[test]
+fn shared_bytes_are_written_by_nobody() {
+    for runtime in forking() {
+        let stream = runtime.stream();
+        let granule = runtime.allocator().caps().granule as usize / 4;
+        let parent = Growing::<u32>::new(&runtime, 4 * granule).unwrap();
+        parent.grow(stream, 3 * granule).unwrap();
+        stream.upload(parent.view(), &words(0, 3 * granule)).unwrap();
+        let graph = runtime
+            .record_graph(|r| r.stream().fill(parent.slice(granule..2 * granule).view(), 0u8))
+            .unwrap();
+        let old = parent.slice(..8).view();
+        let fork = parent.fork(stream, 2 * granule).unwrap();
+        let plain = runtime.zeros::<u32>(8).unwrap();
+        for growing in [&parent, &fork] {
+            let view = growing.slice(2 * granule - 8..2 * granule).view();
+            refused(stream.fill(view, 0u8), "shared with its forks");
+            refused(stream.upload(view, &[0u32; 8]), "shared with its forks");
+            refused(stream.copy(view, plain.view()), "shared with its forks");
+            let recorded = runtime.record_graph(|r| r.stream().fill(view, 0u8)).unwrap();
+            refused(recorded.launch(), "shared with its forks");
+            stream.copy(plain.view(), view).unwrap();
+        }
+        refused(stream.fill(old, 0u8), "shared with its forks");
+        refused(graph.launch(), "shared with its forks");
+        stream.fill(parent.slice(2 * granule..).view(), 1u8).unwrap();
+        for growing in [&parent, &fork] {
+            let found = runtime.to_vec(growing.slice(..2 * granule)).unwrap();
+            assert_eq!(found, words(0, 2 * granule));
+        }
+    }
+}
+
+#[test]
+fn bad_forks_are_refused_and_change_nothing() {
+    for runtime in runtimes() {
+        let (stream, at) = (runtime.stream(), runtime.device());
+        let growing = Growing::<u32>::new(&runtime, 2 << 20).unwrap();
+        growing.grow(stream, 1 << 20).unwrap();
+        refused(growing.fork(stream, (1 << 20) + 1), "fork what has memory");
+        let elsewhere = crate::common::runtime();
+        refused(growing.fork(elsewhere.stream(), 1), "not a stream of");
+        drop(runtime.record_graph(|r| {
+            assert_eq!(kind(growing.fork(r.stream(), 1)), "Recording", "{at}");
+            Ok(())
+        }));
+        let forks = runtime.raw_device().caps().forks;
+        assert_eq!(
+            forks,
+            runtime.allocator().caps().aliases && runtime.raw_device().caps().growing
+        );
+        if !forks {
+            assert_eq!(kind(growing.fork(stream, 1 << 20)), "Unsupported", "{at}");
+        }
+        if let Ok(pool) = SuspendablePool::new(&runtime, "caches") {
+            let growing = pool.growing::<u32>(2 << 20).unwrap();
+            growing.grow(stream, 1 << 20).unwrap();
+            assert_eq!(kind(growing.fork(stream, 1 << 20)), "Unsupported", "{at}");
+        }
+        assert_eq!(runtime.allocator().stats().shared_in_growing, 0, "{at}");
+        stream.fill(growing.view(), 0u8).unwrap();
     }
 }

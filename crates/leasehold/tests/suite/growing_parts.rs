@@ -9,7 +9,9 @@ use leasehold::{
 };
 use leasehold_cuda::{CudaBackend, CudaConfig, MemorySource};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
-use leasehold_sim::MachineConfig;
+use leasehold_sim::{
+    KernelBody, KernelRegistry, KernelSpec, MachineConfig, ReportKind, SimBackend,
+};
 use std::sync::Arc;
 
 /// Parts of a test.
@@ -22,8 +24,9 @@ const BLOCK: usize = 1024;
 unsafe fn run_fill(args: &CpuArgs<'_>) {
     let [block, part, _] = args.tile().map(|i| i as usize);
     let (values, len) = args.pointer::<f32>(0);
-    let (limits, count) = args.pointer::<u64>(1);
-    // SAFETY: a limit for each part, which nobody writes meanwhile.
+    let (limits, words) = args.pointer::<u64>(1);
+    let count = words / 2;
+    // SAFETY: two words for each part, which nobody writes meanwhile.
     let limit = unsafe { *limits.add(part) };
     let from = part * (len / count) + block * BLOCK;
     let number = (10 * part + block + 1) as f32;
@@ -187,4 +190,142 @@ fn bad_use_of_parts_is_refused_and_changes_nothing() {
     let context = Context::with_backends(vec![backend]);
     let runtime = context.runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap();
     assert_eq!(kind(GrowingParts::new(&runtime, 1, 10)), "Unsupported");
+}
+
+/// Tile `[block, part]` writes a word of the launch all over a block, unless the block is shared or
+/// has no memory, and says which word it has found at the block's end then. A wrong one writes what
+/// is shared.
+unsafe fn run_write(args: &CpuArgs<'_>) {
+    let [block, part, _] = args.tile().map(|i| i as usize);
+    let [word, wrong] = args.params::<[u32; 2]>();
+    let (values, len) = args.pointer::<u32>(0);
+    let (words, count) = args.pointer::<u64>(1);
+    let each = len / (count / 2);
+    let [begin, end] = [block, block + 1].map(|block| (4 * block * BLOCK) as u64);
+    // SAFETY: two words for each part, which nobody writes meanwhile.
+    let [limit, shared] = [part, count / 2 + part].map(|word| unsafe { *words.add(word) });
+    let mut found = u32::MAX;
+    if end <= limit {
+        // SAFETY: the block lies in the part and below its limit, and is this tile's.
+        unsafe {
+            let own = values.add(part * each + block * BLOCK);
+            if begin >= shared || wrong != 0 {
+                (0..BLOCK).for_each(|i| own.add(i).write(word));
+            }
+            found = own.add(BLOCK - 1).read();
+        }
+    }
+    // SAFETY: each tile has its own place.
+    unsafe { args.slice_mut::<u32>(2, part * args.grid()[0] as usize + block, 1) }.fill(found);
+}
+
+/// Parts on a simulated device, and a kernel that writes all of them.
+struct Shares {
+    sim: Arc<SimBackend>,
+    runtime: Runtime,
+    kernel: KernelBase,
+    parts: GrowingParts,
+    out: Array<u32>,
+}
+
+/// Blocks of a granule of the simulated device.
+const GRANULE: usize = (2 << 20) / (4 * BLOCK);
+
+impl Shares {
+    fn new() -> Self {
+        let registry = KernelRegistry::new();
+        let access = [Access::ReadWrite, Access::Read, Access::Write];
+        // SAFETY: all launches here have a place for each tile, and words for each part.
+        let body = unsafe { KernelBody::cpu(run_write) };
+        let spec = KernelSpec::new(&access, 8, body).limited_by(0, 1);
+        registry.register("write parts", spec);
+        let config = MachineConfig::seed(3).detect(true).kernels(registry);
+        let sim = Arc::new(SimBackend::new(config).unwrap());
+        let context = Context::with_backends(vec![sim.clone()]);
+        let runtime = context.runtime(DeviceId::new(BackendKind::Sim, 0)).unwrap();
+        let source = KernelSource::Registered("write parts".into());
+        let desc = KernelDesc::new("write parts", source, &access, KernelCheck::any());
+        let desc = KernelDesc { params: 8, ..desc.limited_by(0, 1) };
+        let parts = GrowingParts::new(&runtime, 3, 8 << 20).unwrap();
+        let out = runtime.zeros(3 * 4 * GRANULE).unwrap();
+        Self { sim, kernel: base(desc).unwrap(), parts, out, runtime }
+    }
+
+    /// Launches, and returns the words of each part's granules.
+    fn write(&self, word: u32, wrong: u32) -> Vec<Vec<u32>> {
+        use leasehold::kernel::Grid;
+        let operands =
+            [self.parts.reservation(Access::ReadWrite), self.parts.limits(), self.out.write()];
+        let grid = Grid::new([4 * GRANULE as u32, 3, 1]);
+        self.runtime.stream().launch(&self.kernel, &operands, &[word, wrong], grid).unwrap();
+        let found = self.runtime.to_vec(&self.out).unwrap();
+        let granules = |part: &[u32]| part.chunks(GRANULE).map(|own| own[0]).collect::<Vec<_>>();
+        found.chunks(4 * GRANULE).map(granules).collect()
+    }
+
+    fn grow(&self, part: usize, granules: u64) {
+        self.parts.grow(self.runtime.stream(), part..part + 1, granules << 21).unwrap();
+    }
+}
+
+#[test]
+fn parts_share_what_neither_writes() {
+    const NO: u32 = u32::MAX;
+    let s = Shares::new();
+    let stream = s.runtime.stream();
+    s.grow(0, 3);
+    assert_eq!(s.write(7, 0), [[7, 7, 7, NO], [NO; 4], [NO; 4]]);
+    let bytes = s.parts.fork(stream, 0, 2, (5 << 20) + 1).unwrap();
+    assert_eq!((bytes, s.parts.len(2), s.parts.committed()), (4 << 20, 4 << 20, 10 << 20));
+    assert_eq!([0, 1, 2].map(|part| s.parts.shared(part)), [4 << 20, 0, 4 << 20]);
+    assert_eq!(s.runtime.allocator().stats().shared_in_growing, 4 << 20);
+    assert_eq!(s.write(8, 0), [[7, 7, 8, NO], [NO; 4], [7, 7, NO, NO]]);
+    s.grow(2, 4);
+    assert_eq!(s.write(9, 0), [[7, 7, 9, NO], [NO; 4], [7, 7, 9, 9]]);
+    // The parent ends, and somebody else is in its place.
+    s.parts.shrink(stream, 0..1, 0).unwrap();
+    assert_eq!(s.write(1, 0), [[NO; 4], [NO; 4], [7, 7, 1, 1]]);
+    s.grow(0, 4);
+    assert_eq!(s.parts.shared(0), 0);
+    assert_eq!(s.write(2, 0), [[2; 4], [NO; 4], [7, 7, 2, 2]]);
+    s.parts.shrink(stream, 2..3, 0).unwrap();
+    s.runtime.synchronize().unwrap();
+    s.runtime.allocator().trim(0).unwrap();
+    s.grow(2, 1);
+    assert_eq!(s.write(3, 0), [[3; 4], [NO; 4], [3, NO, NO, NO]]);
+    assert_eq!(s.sim.machine().take_reports(), []);
+    // A kernel that writes what is shared is found.
+    s.parts.fork(stream, 0, 1, 4 << 20).unwrap();
+    s.write(4, 1);
+    let kinds: Vec<_> = s.sim.machine().take_reports().iter().map(|r| r.kind).collect();
+    assert!(kinds.contains(&ReportKind::WroteShared), "{kinds:?}");
+}
+
+#[test]
+fn bad_forks_of_parts_are_refused_and_change_nothing() {
+    let s = Shares::new();
+    let stream = s.runtime.stream();
+    s.grow(0, 2);
+    s.grow(1, 1);
+    let fork = |from: usize, to: usize, bytes: u64| s.parts.fork(stream, from, to, bytes);
+    refused(fork(0, 0, 1 << 21), "a fork of itself");
+    refused(fork(0, 3, 1 << 21), "parts 3..4 of 3");
+    refused(fork(usize::MAX, 1, 0), "of 3");
+    refused(fork(0, 1, 1 << 21), "shrink it to 0");
+    refused(fork(0, 2, (4 << 20) + 1), "fork what has memory");
+    let elsewhere = crate::common::runtime();
+    refused(s.parts.fork(elsewhere.stream(), 0, 2, 1), "not a stream of");
+    drop(s.runtime.record_graph(|r| {
+        assert_eq!(kind(s.parts.fork(r.stream(), 0, 2, 1 << 21)), "Recording");
+        Ok(())
+    }));
+    assert_eq!(
+        [0, 1, 2].map(|part| (s.parts.len(part), s.parts.shared(part))),
+        [(4 << 20, 0), (2 << 20, 0), (0, 0)]
+    );
+    // The host has one address for each byte.
+    let parts = GrowingParts::new(&elsewhere, 2, 8 << 20).unwrap();
+    parts.grow(elsewhere.stream(), 0..1, 4 << 20).unwrap();
+    assert_eq!(kind(parts.fork(elsewhere.stream(), 0, 1, 4 << 20)), "Unsupported");
+    assert_eq!(parts.len(1), 0);
 }

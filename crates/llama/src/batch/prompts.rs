@@ -10,6 +10,7 @@
 
 use super::pace::{Pace, Work};
 use crate::network::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
+use leasehold::backend::sync::Arc;
 use leasehold::ops::Pattern;
 use leasehold::{Event, Lease, Name, Result, Runtime, Timepoint, View};
 use leasehold_operators::{BufferPart, ops};
@@ -27,11 +28,11 @@ const PLAIN: u32 = 4;
 /// A prompt that is not computed yet, or not all of it.
 struct Waiting {
     slot: usize,
-    prompt: Box<[u32]>,
+    prompt: Arc<[u32]>,
     sampling: ops::SamplingRecord,
     /// The rotary table, once the prompt has begun.
     table: Option<BufferPart>,
-    /// The tokens of the pieces that are submitted as a whole.
+    /// The tokens that another sequence had, and those of the pieces that are submitted as a whole.
     done: usize,
     piece: Option<Piece>,
 }
@@ -93,9 +94,21 @@ impl Prompts {
         })
     }
 
-    pub(super) fn push(&mut self, slot: usize, prompt: &[u32], sampling: ops::SamplingRecord) {
-        let (prompt, table) = (prompt.into(), None);
-        self.waiting.push_back(Waiting { slot, prompt, sampling, table, done: 0, piece: None });
+    /// Adds a prompt, of which so many tokens are in the caches already.
+    pub(super) fn push(
+        &mut self,
+        slot: usize,
+        prompt: Arc<[u32]>,
+        sampling: ops::SamplingRecord,
+        done: usize,
+    ) {
+        let (table, piece) = (None, None);
+        self.waiting.push_back(Waiting { slot, prompt, sampling, table, done, piece });
+    }
+
+    /// The tokens of the prompt of a slot whose computation is submitted.
+    pub(super) fn submitted(&self, slot: usize) -> usize {
+        self.waiting.iter().find(|w| w.slot == slot).map_or(0, |w| w.done)
     }
 
     /// Forgets the prompt of a slot. What is submitted of it goes on.

@@ -46,7 +46,20 @@ impl Parts {
             positions * self.layers * self.kv_heads * self.dim * self.cache.bytes()
         };
         let each = |&room: &usize| [bytes(room) + 1, bytes(room), 0].map(|bytes| bytes as u64);
-        self.room.iter().flat_map(each).collect()
+        let mut words: Vec<_> = self.room.iter().flat_map(each).collect();
+        // (Nothing is shared.)
+        words.resize(2 * words.len(), 0);
+        words
+    }
+
+    /// The words when the first positions of every sequence are shared, by its values alone.
+    fn sharing(&self, positions: usize) -> Vec<u64> {
+        let mut words = self.limits();
+        let (limits, shared) = words.split_at_mut(3 * self.room.len());
+        let bytes = positions * self.layers * self.kv_heads * self.dim * self.cache.bytes();
+        shared.chunks_exact_mut(3).for_each(|part| part[1] = bytes as u64);
+        assert_eq!(limits.len(), shared.len());
+        words
     }
 
     /// The element of a position of a head, in keys (0) or values (1).
@@ -145,7 +158,10 @@ proptest! {
             1 => room as i32,
             _ => from as i32,
         }).collect();
-        let contiguous: Vec<i32> = at.iter().zip(&p.room).map(|(&at, &room)| if at < room as i32 { at } else { -1 }).collect();
+        // A row that would write what is shared is one without memory.
+        let shared = if seed % 2 == 0 { 0 } else { seed as usize % POSITIONS };
+        let has = |at: i32, room: usize| at < room as i32 && at >= shared as i32;
+        let contiguous: Vec<i32> = at.iter().zip(&p.room).map(|(&at, &room)| if has(at, room) { at } else { -1 }).collect();
         let mut angles = Tensor::new(DType::F32, &table(&frequencies(p.dim), POSITIONS));
         let mut q = Tensor::new(x, &noise(m * wide, seed));
         let (mut k, mut v) = (Tensor::new(x, &noise(m * kv, seed + 1)), Tensor::new(x, &noise(m * kv, seed + 2)));
@@ -156,7 +172,7 @@ proptest! {
             let (mut out, mut positions, mut parts) = (Tensor::junk(x, m * wide), contiguous.clone(), scratch());
             run(isa, "decode_attention", &params, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), bind(&mut positions), out.bind(), parts.bind(), NONE]);
             let before = p.memory(&caches[0], &caches[1]);
-            let (mut memory, mut limits, mut own) = (before.clone(), p.limits(), Tensor::junk(x, m * wide));
+            let (mut memory, mut limits, mut own) = (before.clone(), p.sharing(shared), Tensor::junk(x, m * wide));
             let (mut positions, mut parts) = (at.clone(), scratch());
             let grown = AttentionParams { layout: p.layout(), ..params };
             run(isa, "decode_attention", &grown, &[q.bind(), k.bind(), v.bind(), angles.bind(), memory.bind(), NONE, bind(&mut positions), own.bind(), parts.bind(), bind(&mut limits)]);
@@ -205,6 +221,12 @@ proptest! {
             run(isa, "rope_append", &grown, &[own_turned.bind(), k.bind(), v.bind(), angles.bind(), memory.bind(), NONE, at, limits]);
             let grown = AttentionParams { layout: p.layout(), ..params };
             run(isa, "attention", &grown, &[own_turned.bind(), memory.bind(), NONE, at, own.bind(), limits]);
+            // Where all positions are shared, nothing is appended.
+            let (mut kept, mut shared, mut none) = (before.clone(), p.sharing(POSITIONS), q.clone());
+            let grown = RopeParams { layout: p.layout(), ..rope };
+            run(isa, "rope_append", &grown, &[none.bind(), k.bind(), v.bind(), angles.bind(), kept.bind(), NONE, at, bind(&mut shared)]);
+            prop_assert!(none.values().iter().all(|v| v.is_nan()), "{isa}: queries of shared positions");
+            same(&format!("{isa}: shared"), &kept, &before);
             let (out, own) = (out.values(), own.values());
             let bits = |v: &[f64]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             prop_assert!(bits(&own[..rows * wide]) == bits(&out[..rows * wide]), "{isa}: {rows} of {m} rows from {from} on");

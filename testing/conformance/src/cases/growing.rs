@@ -24,6 +24,9 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::runtime(216, "growing memory is suspended and resumed under a graph", LIMITED, suspended)
         .sanitizer(),
+    Case::runtime(230, "a fork of growing memory has its values, and no memory twice", &[], fork)
+        .sanitizer(),
+    Case::runtime(231, "shared memory stays as long as a fork has it", LIMITED, shared).sanitizer(),
 ];
 
 /// Values that tell each place from every other.
@@ -197,5 +200,83 @@ fn suspended(env: &Env) -> Outcome {
         pool.resume()?;
         reach.check("after a resumption")?;
     }
+    Ok(())
+}
+
+/// Memory of three granules and a bit with values, on a device whose memory can be forked.
+fn forked(env: &Env) -> Outcome<Option<(Runtime, usize, Growing<u32>)>> {
+    let runtime = env.runtime()?;
+    let granule = runtime.allocator().caps().granule as usize / 4;
+    let parent = Growing::<u32>::new(&runtime, 8 * granule)?;
+    let len = 3 * granule + 1000;
+    parent.grow(runtime.stream(), len)?;
+    runtime.stream().upload(parent.view(), &words(0, len))?;
+    if runtime.raw_device().caps().forks {
+        return Ok(Some((runtime, granule, parent)));
+    }
+    expect_error(parent.fork(runtime.stream(), len), "Unsupported", "a fork")?;
+    check!(runtime.to_vec(parent.as_view())? == words(0, len), "the values after it");
+    Ok(None)
+}
+
+fn fork(env: &Env) -> Outcome {
+    let Some((runtime, granule, parent)) = forked(env)? else { return Ok(()) };
+    let (stream, len) = (runtime.stream(), parent.len());
+    let other = runtime.create_stream()?;
+    let reserved = runtime.allocator().stats().reserved;
+    let fork = parent.fork(&other, len)?;
+    check!(runtime.to_vec(fork.as_view())? == words(0, len), "the values of a fork");
+    let (shared, now) = (fork.shared(), runtime.allocator().stats());
+    check!(shared >= granule && shared == parent.shared(), "{shared} values are shared");
+    check_eq!(now.shared_in_growing, 4 * shared as u64, "bytes that both have");
+    let more = 4 * (len - shared).next_multiple_of(granule) as u64;
+    check!(now.reserved <= reserved + more, "{} bytes more", now.reserved - reserved);
+    // Each goes on in memory of its own.
+    for (growing, word) in [(&parent, 1u32), (&fork, 2)] {
+        growing.grow(stream, len + granule)?;
+        stream.fill(growing.slice(len..).view(), word)?;
+        let refused = stream.fill(growing.slice(shared - 1..).view(), word);
+        expect_error(refused, "InvalidArgument", "a write of what is shared")?;
+    }
+    stream.fill(fork.slice(shared..len).view(), 3u32)?;
+    for (growing, old, word) in [(&parent, len, 1), (&fork, shared, 2)] {
+        let found = runtime.to_vec(growing.as_view())?;
+        check!(found[..old] == words(0, old), "the values before the fork");
+        check!(found[len..].iter().all(|&v| v == word), "the values after it");
+    }
+    Ok(())
+}
+
+fn shared(env: &Env) -> Outcome {
+    let Some((runtime, granule, parent)) = forked(env)? else { return Ok(()) };
+    let stream = runtime.stream();
+    let fork = parent.fork(stream, parent.len())?;
+    let len = fork.shared();
+    fork.shrink(stream, len)?;
+    let kernel = TestKernel::base(env.desc(TestKernel::Limited)?)?;
+    let out = runtime.zeros::<u32>(len)?;
+    let graph = runtime.record_graph(|r| reach(r.stream(), &kernel, &fork, &out))?;
+    // The parent goes, and others take all memory that lies free.
+    drop(parent);
+    stream.synchronize()?;
+    runtime.allocator().trim(0)?;
+    let reserved = runtime.allocator().stats().reserved;
+    let mut others = Vec::new();
+    for round in 0..3u32 {
+        let other = Growing::<u32>::new(&runtime, 8 * granule)?;
+        other.grow(stream, 4 * granule)?;
+        stream.fill(other.view(), round)?;
+        others.push(other);
+        graph.launch()?;
+        check!(runtime.to_vec(&out)? == words(0, len), "round {round}: a graph's values");
+        check!(runtime.to_vec(fork.as_view())? == words(0, len), "round {round}: the values");
+    }
+    drop((others, fork, graph));
+    stream.synchronize()?;
+    runtime.allocator().trim(0)?;
+    let s = runtime.allocator().stats();
+    check_eq!(s.shared_in_growing, 0, "bytes that several have");
+    let left = s.reserved + 4 * len as u64;
+    check!(left <= reserved, "{} bytes of {reserved} are left after all went", s.reserved);
     Ok(())
 }

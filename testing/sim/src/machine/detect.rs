@@ -116,6 +116,8 @@ pub enum ReportKind {
     HostGone,
     /// A kernel wrote memory that it declares to read only.
     WroteReadOnly,
+    /// A kernel wrote memory that several growing buffers share.
+    WroteShared,
     /// Calls of ranks that do not fit each other met. The report names two of them.
     Mismatch,
     /// Meetings wait for each other's devices in a cycle. The report names the first and the last
@@ -172,6 +174,7 @@ impl fmt::Display for Report {
             ReportKind::NeverWritten => "read of memory that nobody wrote",
             ReportKind::HostGone => "host memory gone while a copy was pending",
             ReportKind::WroteReadOnly => "write to memory that is declared to be read",
+            ReportKind::WroteShared => "write to memory that growing buffers share",
             ReportKind::Mismatch => "calls that do not fit each other",
             ReportKind::DeadLock => "meetings that wait for each other",
             ReportKind::Misuse => "misuse of a communicator",
@@ -396,13 +399,14 @@ impl Detector {
     /// Reports that a kernel wrote memory that it declares to read.
     pub(crate) fn wrote(
         &mut self,
+        kind: ReportKind,
         second: Operation,
         binding: (usize, u64),
         addr: u64,
         bytes: u64,
     ) {
         let before = self.reports.len();
-        self.report(ReportKind::WroteReadOnly, None, second, addr, bytes);
+        self.report(kind, None, second, addr, bytes);
         if let Some(report) = self.reports.get_mut(before) {
             report.binding = Some(binding);
         }

@@ -13,10 +13,16 @@ use leasehold_core::{Error, Fault};
 use leasehold_hal::{Access, Binding};
 use std::task::Poll;
 
+/// Parts of a binding, and the memories that contain them.
+#[derive(Default)]
+struct Reads(Vec<(u64, u64)>, Vec<AccessPart>);
+
 /// The memory of a binding.
 struct Reached {
     /// Its parts that a kernel may touch: bytes from its beginning, and bytes.
     windows: Vec<(u64, u64)>,
+    /// Those of a binding with writes that it must not write, because they are shared.
+    shared: Reads,
     /// The memories that contain them.
     parts: Vec<AccessPart>,
 }
@@ -203,7 +209,10 @@ impl MachineState {
             Ok(Err(e)) => return Outcome::Fault(e.to_string()),
             Err(text) => return Outcome::Fault(text),
         }
-        for (i, (Reached { parts, .. }, b)) in all.iter().zip(&bindings).enumerate() {
+        for (i, (Reached { parts, shared, .. }, b)) in all.iter().zip(&bindings).enumerate() {
+            if b.access.reads() {
+                self.note_access(place, &shared.1, Access::Read, Unwritten::Never);
+            }
             if call.early >> i & 1 != 0 {
                 for p in parts {
                     let early = place.early_actor();
@@ -228,34 +237,49 @@ impl MachineState {
         i: usize,
     ) -> Result<Reached, String> {
         let b = &call.bindings[i];
-        let mut windows = Vec::new();
+        let (mut windows, mut shared) = (Vec::new(), Vec::new());
         match call.limits_of(i) {
             None => windows.push((0, b.len)),
             Some(limits) => {
-                let (count, mut parts) = ((limits.len / 8).max(1), Vec::new());
-                let at =
-                    self.space.resolve(AccessScope::Engine, limits.addr, 8 * count, &mut parts)?;
-                for part in 0..count {
+                let (count, mut parts) = ((limits.len / 16).max(1), Vec::new());
+                let all = (16 * count).min(limits.len.max(8));
+                let at = self.space.resolve(AccessScope::Engine, limits.addr, all, &mut parts)?;
+                let word = |number: u64| {
                     // SAFETY: the words were resolved to mapped bytes just now, and the lock keeps
                     // the mapping.
-                    let limit = unsafe { at.cast::<u64>().add(part as usize).read_unaligned() };
+                    unsafe { at.cast::<u64>().add(number as usize).read_unaligned() }
+                };
+                for part in 0..count {
                     // One limit alone is of the whole binding.
-                    windows.push((part * (b.len / count), limit.min(b.len / count)));
+                    let (begin, most) = (part * (b.len / count), b.len / count);
+                    let limit = word(part).min(most);
+                    let writes = b.access.writes() && 8 * (count + part) < all;
+                    let own = if writes { word(count + part).min(limit) } else { 0 };
+                    shared.push((begin, own));
+                    windows.push((begin + own, limit - own));
                 }
             }
         }
-        windows.retain(|(_, len)| *len != 0);
-        let mut parts = Vec::new();
-        for &(from, len) in &windows {
-            let mut own = Vec::new();
-            let scope = AccessScope::Kernel(place.device);
-            self.reach(place, scope, b.addr + from, len, &mut own)?;
-            parts.append(&mut own);
+        let [Reads(windows, parts), shared] = [windows, shared].map(|mut windows| {
+            windows.retain(|(_, len)| *len != 0);
+            Reads(windows, Vec::new())
+        });
+        let mut reached = Reached { windows, parts, shared };
+        for (windows, parts) in
+            [(&reached.windows, &mut reached.parts), (&reached.shared.0, &mut reached.shared.1)]
+        {
+            for &(from, len) in windows {
+                let mut own = Vec::new();
+                let scope = AccessScope::Kernel(place.device);
+                self.reach(place, scope, b.addr + from, len, &mut own)?;
+                parts.append(&mut own);
+            }
         }
-        Ok(Reached { windows, parts })
+        Ok(reached)
     }
 
-    /// The content of a kernel's read-only bindings before it runs, by binding. Write-only bindings
+    /// The content of a kernel's read-only bindings before it runs, by binding, and of what growing
+    /// buffers share in bindings that it writes. Write-only bindings
     /// are poisoned, so that a kernel that reads them gets another result. The function skips
     /// polled kernels, host memory, and bindings that overlap a written one.
     fn watch(
@@ -268,9 +292,16 @@ impl MachineState {
         if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
             return read;
         }
-        for (i, b) in
-            bindings.iter().enumerate().filter(|(_, b)| b.len != 0 && b.access != Access::ReadWrite)
-        {
+        for (i, b) in bindings.iter().enumerate().filter(|(_, b)| b.len != 0) {
+            for &(from, len) in &reached[i].shared.0 {
+                let at = std::ptr::with_exposed_provenance::<u8>((b.addr + from) as usize);
+                // SAFETY: as for the windows below.
+                let content = unsafe { std::slice::from_raw_parts(at, len as usize) };
+                read.push((i, from, content.to_vec()));
+            }
+            if b.access == Access::ReadWrite {
+                continue;
+            }
             let own = reached[i].parts.iter().all(|p| p.key >= STORE);
             let shared = |(j, other): (usize, &Binding)| {
                 j != i && (b.access.writes() || other.access.writes()) && b.overlaps(other)
@@ -317,7 +348,11 @@ impl MachineState {
             let to = std::iter::zip(now, &before).rposition(differs).map_or(from, |last| last + 1);
             let (from, bytes) = (window + from as u64, (to - from) as u64);
             let addr = call.bindings[i].addr + from;
-            self.detector.wrote(place.operation(), (i, from), addr, bytes);
+            let kind = match bindings[i].access {
+                Access::Read => ReportKind::WroteReadOnly,
+                _ => ReportKind::WroteShared,
+            };
+            self.detector.wrote(kind, place.operation(), (i, from), addr, bytes);
         }
     }
 

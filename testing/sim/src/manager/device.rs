@@ -327,6 +327,7 @@ impl DeviceState {
         caps.waits_for_any_timeline = true;
         caps.shareable = SharedFile::SUPPORTED;
         caps.growing = true;
+        caps.forks = true;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;

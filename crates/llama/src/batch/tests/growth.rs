@@ -112,7 +112,7 @@ fn memory_is_what_the_texts_need() {
         let bytes = |granules: u64| {
             let most = 3 * 2 * 3 * GRANULE;
             let committed = if grows(&runtime) { granules * GRANULE } else { most };
-            CacheBytes { committed, most }
+            CacheBytes { committed, shared: 0, most }
         };
         assert_eq!(batch.cache_bytes(), bytes(0));
         let first = start(&mut batch, &prompt(FULL - 2, 2));
@@ -190,6 +190,93 @@ fn a_sequence_without_memory_is_named_and_the_others_go_on() {
         assert!(long == alone, "the text goes on where it was");
         drop(all);
         memory.set_budget(u64::MAX);
+        check();
+    }
+}
+
+/// The bytes that the allocator has from the device.
+fn reserved(runtime: &Runtime) -> u64 {
+    runtime.allocator().stats().reserved
+}
+
+#[test]
+fn a_common_beginning_is_stored_once_and_computed_once() {
+    for (runtime, check) in devices() {
+        let model = model(&runtime);
+        let how = ops::Sampling::default();
+        let beginning = prompt(FULL + 20, 2);
+        let prompts: Vec<Vec<u32>> = (0..4)
+            .map(|i| [&beginning[..FULL + 10], &prompt(3 * i, 5 + i as u32)].concat())
+            .collect();
+        let alone: Vec<_> = prompts
+            .iter()
+            .map(|prompt| {
+                let mut batch = Batch::preallocated(&model, 4, 8 * FULL, Mode::Graph).unwrap();
+                let id = batch.add(prompt, how).unwrap();
+                text(&mut batch, &mut Texts::new(), id, 12)
+            })
+            .collect();
+        let mut batch = Batch::new(&model, 4, 8 * FULL, Mode::Graph).unwrap();
+        let mut texts = Texts::new();
+        let first = batch.add(&prompts[0], how).unwrap();
+        text(&mut batch, &mut texts, first, 1);
+        let forks = runtime.raw_device().caps().forks;
+        let before = reserved(&runtime);
+        let mut ids = vec![first];
+        for (others, prompt) in prompts.iter().enumerate().skip(1) {
+            ids.push(batch.add(prompt, how).unwrap());
+            if forks {
+                // Keys and values: a granule each of the beginning, and one each of the rest.
+                let CacheBytes { committed, shared, .. } = batch.cache_bytes();
+                let sequences = others as u64 + 1;
+                assert_eq!((committed, shared), (sequences * 4 * GRANULE, sequences * 2 * GRANULE));
+                assert_eq!(batch.prompts.submitted(others), FULL);
+            }
+        }
+        if forks {
+            assert!(reserved(&runtime) - before <= 3 * 2 * GRANULE, "{before}");
+        }
+        // The first sequence goes, and the others keep what it had.
+        text(&mut batch, &mut texts, ids[1], 4);
+        batch.remove(first).unwrap();
+        for (id, alone) in ids.iter().zip(&alone).skip(1) {
+            assert!(&text(&mut batch, &mut texts, *id, 12) == alone, "{id:?} {}", runtime.device());
+        }
+        // In its place another one shares with those that are left, up to the last token.
+        let again = batch.add(&prompts[0], how).unwrap();
+        assert_eq!(batch.prompts.submitted(0), if forks { FULL } else { 0 });
+        assert!(text(&mut batch, &mut texts, again, 12) == alone[0]);
+        ids[0] = again;
+        ids.into_iter().for_each(|id| batch.remove(id).unwrap());
+        assert_eq!(batch.cache_bytes().shared, 0);
+        check();
+    }
+}
+
+#[test]
+fn a_beginning_is_shared_when_it_is_computed_and_longer_than_a_granule() {
+    for (runtime, check) in devices() {
+        if !runtime.raw_device().caps().forks {
+            continue;
+        }
+        let model = model(&runtime);
+        let how = ops::Sampling::default();
+        let mut batch = Batch::new(&model, 4, MOST, Mode::Graph).unwrap();
+        batch.set_piece(FULL / 2).unwrap();
+        batch.add(&prompt(2 * FULL + 1, 2), how).unwrap();
+        let shared = |batch: &mut Batch, tokens: usize| {
+            let id = batch.add(&prompt(tokens, 2), how).unwrap();
+            let done = batch.prompts.submitted(batch.find(id).unwrap().0);
+            batch.remove(id).unwrap();
+            done
+        };
+        assert_eq!(shared(&mut batch, MOST), 0, "nothing is computed");
+        (0..3).for_each(|_| drop(batch.step().unwrap()));
+        assert_eq!(shared(&mut batch, MOST), FULL, "one piece and a half");
+        (0..2).for_each(|_| drop(batch.step().unwrap()));
+        assert_eq!(shared(&mut batch, MOST), 2 * FULL);
+        assert_eq!(shared(&mut batch, 2 * FULL), FULL, "the last token is computed");
+        assert_eq!(shared(&mut batch, FULL), 0, "shorter than a granule and a token");
         check();
     }
 }

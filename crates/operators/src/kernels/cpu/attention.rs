@@ -546,7 +546,8 @@ impl Kernel for DecodeAttention {
             let out = ptr::<u8>(t, 7).add(out_at * elem.bytes());
             let word = ptr::<i32>(t, 6).add(row).cast_const();
             let room = p.layout.room(sizes(p, p.m as usize), row, (t, 9));
-            let Some(at) = position(word, 0, room) else {
+            let own = p.layout.own(sizes(p, p.m as usize), row, (t, 9));
+            let Some(at) = position(word, 0, room).filter(|&at| at >= own) else {
                 return row::poison(elem, out, group * dim);
             };
             let angles = ptr::<f32>(t, 3).add(at * rotary).cast_const();

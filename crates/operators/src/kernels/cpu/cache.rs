@@ -6,7 +6,9 @@
 //! heads are contiguous, and caches that grow by positions.
 //!
 //! A part that grows has memory at its beginning alone. Words on the device say how many bytes of
-//! each part have memory. A position beyond them is outside the cache.
+//! each part have memory. A position beyond them is outside the cache. As many words behind them say
+//! how many bytes at the beginning of each part are shared. A row that would write there is outside
+//! the cache too.
 
 use leasehold_hal::kernel::CpuArgs;
 
@@ -121,7 +123,7 @@ impl CacheLayout {
             return Err("keys and values share a part of the cache".into());
         }
         let all = elements(u128::from(limits) * u128::from(part))?;
-        Ok([(all, s.bytes), (0, s.bytes), (limits as usize, 8)])
+        Ok([(all, s.bytes), (0, s.bytes), (2 * limits as usize, 8)])
     }
 
     /// A launch with the key cache and the limits in these operands. Memory that grows is bound as
@@ -153,7 +155,7 @@ impl CacheLayout {
     /// The positions of a sequence that have memory. Operand `limits` has the limits.
     ///
     /// # Safety
-    /// - The operand has a word for each part, and `extents` has accepted the sizes.
+    /// - The operand has two words for each part, and `extents` has accepted the sizes.
     #[inline(always)]
     pub(crate) unsafe fn room(
         &self,
@@ -166,7 +168,7 @@ impl CacheLayout {
         }
         let words = ptr::<u64>(limits.0, limits.1).cast_const();
         let limit = |first: u32| {
-            // SAFETY: the caller vouches for a word for each part.
+            // SAFETY: the caller vouches for two words for each part.
             unsafe { words.add(first as usize + sequence * self.next as usize).read() }
         };
         let bytes = limit(self.keys).min(limit(self.values));
@@ -177,6 +179,33 @@ impl CacheLayout {
         }
         let more = (heads - first) / u64::from(self.position.max(1));
         more.saturating_add(1).min(s.positions.into()) as usize
+    }
+
+    /// The first position of a sequence that may be written: those before share memory with other
+    /// sequences. The lowest head counts.
+    ///
+    /// # Safety
+    /// - The operand has two words for each part, and `extents` has accepted the sizes.
+    #[inline(always)]
+    pub(crate) unsafe fn own(
+        &self,
+        s: Sizes,
+        sequence: usize,
+        limits: (&CpuArgs<'_>, usize),
+    ) -> usize {
+        if self.limits == 0 {
+            return 0;
+        }
+        let words = ptr::<u64>(limits.0, limits.1).cast_const();
+        let shared = |first: u32| {
+            let part = first as usize + sequence * self.next as usize;
+            // SAFETY: the caller vouches for two words for each part.
+            unsafe { words.add(self.limits as usize + part).read() }
+        };
+        let bytes = shared(self.keys).max(shared(self.values));
+        let heads = bytes.div_ceil(u64::from(s.head_dim) * s.bytes as u64);
+        let heads = heads.saturating_sub(self.offset.into());
+        heads.div_ceil(self.position.max(1).into()) as usize
     }
 }
 
@@ -253,16 +282,19 @@ mod tests {
         };
         assert!(layout.extents(SIZES).is_ok());
         for bytes in 0..=256u64 {
-            let mut words = [256u64; 6];
-            words[3] = bytes;
+            let mut words = [256, 256, 256, bytes, 256, 256, 0, 0, 0, bytes, 0, 0];
             let bindings = [super::super::tile::bind(&mut words)];
             let scratch = (std::ptr::null_mut(), 0);
             // SAFETY: the words outlive the arguments; there is no scratch memory.
             let args = unsafe { CpuArgs::new(([1; 3], [1; 3]), &bindings, &[], scratch) };
-            // SAFETY: a word for each part.
+            // SAFETY: two words for each part.
             let room = [0, 1].map(|i| unsafe { layout.room(SIZES, i, (&args, 0)) });
             let fits = |at: &usize| (layout.end(2, *at as u64) * 8) <= bytes;
             assert_eq!(room, [5, (0..5).filter(fits).count()], "{bytes}");
+            // SAFETY: as above.
+            let own = [0, 1].map(|i| unsafe { layout.own(SIZES, i, (&args, 0)) });
+            let first = (0..).find(|at| (3 + at * 6) * 8 >= bytes);
+            assert_eq!((own[0], Some(own[1] as u64)), (0, first), "{bytes}");
         }
     }
 }

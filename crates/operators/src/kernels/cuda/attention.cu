@@ -274,7 +274,7 @@ INLINE Share share_of(const AttentionParams& p) {
     const u32 group = p.heads / p.kv_heads;
     s.heads = group == 1 ? 1 : HEADS;
     s.blocks = (group + s.heads - 1) / s.heads;
-    s.row = p.m == 1 ? 0 : blockIdx.z / s.blocks;
+    s.row = p.m == 1 ? 0 : s.blocks == 1 ? blockIdx.z : blockIdx.z / s.blocks;
     s.block = blockIdx.z - s.row * s.blocks;
     s.own = s.block * s.heads;
     return s;
@@ -659,7 +659,7 @@ DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, con
     const u32 at = position_of(&word, 0, p.positions);
     // A short text leaves most blocks nothing to do. They do not wait for the limits.
     if (blockIdx.x > 0 && (at == p.positions || blockIdx.x * part_of(p) > at)) return;
-    if (at == p.positions || !memory.has(end_of(p, at))) {
+    if (at == p.positions || !memory.has(end_of(p, at)) || !memory.owns(begin_of(p, at))) {
         const u32 group = p.heads / p.kv_heads, own = share.own;
         const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
         if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);

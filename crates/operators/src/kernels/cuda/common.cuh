@@ -458,18 +458,27 @@ INLINE u64 head_at(const CacheLayout& l, u32 first, u32 sequence, u32 head, u32 
 // The operand with the values: the key cache, where both are in one memory.
 template <class P> INLINE P values_in(const CacheLayout& l, P keys, P values) { return l.limits == 0 ? values : keys; }
 
-// The bytes of a sequence's parts that have memory. Who reads them early waits when it needs them.
+// The bytes of a sequence's parts that have memory, and those at their beginnings that other sequences share, which
+// nobody writes. A reader waits for them when it needs them.
 struct Memory {
     u64 keys;
     u64 values;
+    u64 shared_keys;
+    u64 shared_values;
     __device__ __forceinline__ bool has(u64 end) const { return end <= keys && end <= values; }
+    __device__ __forceinline__ bool owns(u64 begin) const { return begin >= shared_keys && begin >= shared_values; }
 };
 
 template <class P> INLINE Memory memory_of(const P& p, const void* limits, u32 sequence) {
     const CacheLayout& l = p.layout;
-    if (l.limits == 0) return {~0ull, ~0ull};
+    if (l.limits == 0) return {~0ull, ~0ull, 0, 0};
     const u64* words = (const u64*)limits + (u64)sequence * l.next;
-    return {words[l.keys], words[l.values]};
+    return {words[l.keys], words[l.values], words[l.limits + l.keys], words[l.limits + l.values]};
+}
+
+// The bytes of a part before the first head at position `at`.
+template <class P> INLINE u64 begin_of(const P& p, u32 at) {
+    return ((u64)p.layout.offset + (u64)at * p.layout.position) * p.head_dim * size_of(p.cache);
 }
 
 // The bytes of a part up to the end of the last head at position `at`.
@@ -488,6 +497,16 @@ template <class P> INLINE u32 room_of(const P& p, const void* limits, u32 sequen
     if (!memory.has(first)) return 0;
     const u64 distance = (u64)larger(l.position, 1u) * p.head_dim * size_of(p.cache);
     return (u32)smaller((smaller(memory.keys, memory.values) - first) / distance + 1, (u64)p.positions);
+}
+
+// The first position of a sequence that may be written: those before share memory with other sequences.
+template <class P> INLINE u32 own_of(const P& p, const void* limits, u32 sequence) {
+    const CacheLayout& l = p.layout;
+    if (l.limits == 0) return 0;
+    const u64* words = (const u64*)limits + l.limits + (u64)sequence * l.next;
+    const u64 head = p.head_dim * size_of(p.cache), position = larger(l.position, 1u);
+    const u64 keys = words[l.keys], values = words[l.values], heads = ((keys > values ? keys : values) + head - 1) / head;
+    return heads <= l.offset ? 0 : (u32)smaller((heads - l.offset + position - 1) / position, (u64)p.positions);
 }
 
 // ---- Matrix products

@@ -62,6 +62,7 @@ KERNEL(256) rope_append(void* queries, const void* keys, const void* values, con
                         void* value_cache, const void* position, const void* limits, RopeParams p) {
     begin();
     u32 m = blockIdx.x, room = room_of(p, limits, 0), at = position_of(position, m, room);
+    if (at < own_of(p, limits, 0)) at = room;
     rotate_row(p, queries, m, (const float*)table, at, room);
     if (at == room) return;
     const float* angles = (const float*)table + (u64)at * p.rotary;

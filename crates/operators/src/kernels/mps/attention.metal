@@ -235,7 +235,7 @@ kernel void decode_attention(device const u8* queries [[buffer(0)]], device cons
     const u32 kv = head / group, positions = room_of(p, limits, row);
     const u64 new_at = (u64(row) * p.kv_heads + kv) * dim;
     const u32 own = position_of(position + 4 * u64(row), 0, positions);
-    if (own == positions) return poison(p.x, y, to_at, dim, at);
+    if (own == positions || own < own_of(p, limits, row)) return poison(p.x, y, to_at, dim, at);
     constant CacheLayout& l = p.layout;
     const u64 slot = u64(own) * l.position * dim + t;
     const u64 key_slot = head_at(l, l.keys, row, kv, dim) + slot;

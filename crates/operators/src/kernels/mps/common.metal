@@ -348,3 +348,13 @@ template <class P> inline u32 room_of(constant P& p, device const u8* limits, u3
     if (heads < first) return 0;
     return u32(min((heads - first) / max(l.position, 1u) + 1, u64(p.positions)));
 }
+
+// The first position of a sequence that may be written: those before share memory with other sequences.
+template <class P> inline u32 own_of(constant P& p, device const u8* limits, u32 sequence) {
+    constant CacheLayout& l = p.layout;
+    if (l.limits == 0) return 0;
+    device const u64* words = (device const u64*)limits + l.limits + u64(sequence) * l.next;
+    const u64 head = p.head_dim * size_of(p.cache), position = max(l.position, 1u);
+    const u64 heads = (max(words[l.keys], words[l.values]) + head - 1) / head;
+    return heads <= l.offset ? 0 : u32(min((heads - l.offset + position - 1) / position, u64(p.positions)));
+}

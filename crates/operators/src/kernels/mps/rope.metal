@@ -89,7 +89,8 @@ kernel void rope_append(device u8* queries [[buffer(0)]], device const u8* keys 
                         uint3 group [[threadgroup_position_in_grid]], uint3 threads [[threads_per_threadgroup]],
                         uint index [[thread_index_in_threadgroup]]) {
     const Place at = {index, threads.x, 0, 0};
-    const u32 m = group.x, room = room_of(p, limits, 0), row = position_of(position, m, room);
+    const u32 m = group.x, room = room_of(p, limits, 0), place = position_of(position, m, room);
+    const u32 row = place < own_of(p, limits, 0) ? room : place;
     rotate_row(p, queries, m, (device const float*)table, row, room, at);
     if (row == room) return;
     device const float* angles = (device const float*)table + u64(row) * p.rotary;
