@@ -15,8 +15,8 @@
 //! on a stream after the memory is there, and a shrink before the memory may go.
 //!
 //! # Memory that several have
-//! A [fork](Growing::fork) has the first granules of another buffer, with no memory of its own. From
-//! then on nobody writes these bytes. A copy, fill or launch that writes them is refused. A kernel
+//! A [fork](Growing::fork) has the first granules of another buffer, with no memory of its own.
+//! From then on nobody writes these bytes. A copy, fill or launch that writes them is refused. A kernel
 //! that keeps to the limit finds a second word behind it, the number of bytes that are shared, and
 //! writes none below it.
 //!
