@@ -9,10 +9,9 @@
 
 use crate::allocator::Allocator;
 use crate::buffer::Buffer;
-use crate::growing::busy;
 use crate::host;
 use crate::layout::UNIT_SHIFT;
-use crate::ranges::Busy;
+use crate::ranges::{Busy, busy};
 use crate::residency::{Plan, Source, Step};
 use crate::state::{Core, Inner};
 use leasehold_core::{Error, Lease, Result};
@@ -32,7 +31,7 @@ impl Allocator {
     /// driver's.
     ///
     /// # Safety
-    /// - No work writes the first [`shared`](Buffer::shared) bytes of either block, from the call on.
+    /// - From the call on, no work writes the first [`shared`](Buffer::shared) bytes of a block.
     pub unsafe fn fork(&self, from: &Lease<Buffer>, to: &Lease<Buffer>, bytes: u64) -> Result<u64> {
         let inner = self.inner();
         let places = (self.growing_at(from)?, self.growing_at(to)?);

@@ -12,7 +12,7 @@ use crate::host;
 use crate::imports::Protection;
 use crate::layout::Layout;
 use crate::oom::Trail;
-use crate::ranges::{Busy, Range};
+use crate::ranges::{Busy, Range, busy};
 use crate::state::{Core, Inner, Keep, On, kind_bits, uses};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::Ordering;
@@ -170,11 +170,6 @@ impl Allocator {
             self.config().name
         )))
     }
-}
-
-#[cold]
-pub(crate) fn busy() -> Error {
-    Error::Occupied { resource: "growing block (another thread maps memory for it)" }
 }
 
 impl Inner {

@@ -5,9 +5,8 @@
 
 use crate::backing::Chunk;
 use crate::extent::NIL;
-use crate::growing::busy;
 use crate::host;
-use crate::ranges::{Busy, IDLE_SHARE, Range};
+use crate::ranges::{Busy, IDLE_SHARE, Range, busy};
 use crate::residency::{End, Source, Step};
 use crate::state::{Core, Inner};
 use leasehold_core::sync::atomic::Ordering;

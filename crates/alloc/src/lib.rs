@@ -31,8 +31,8 @@
 //!   moving them to where they are needed, the hard budget.
 //! - slow path. Module: `fallback`, `growth`, `trim`, `waits`, `oom`. Purpose: what is tried, in
 //!   order, before `OutOfMemory`; taking memory and giving it back.
-//! - growing blocks. Module: `growing`, `ranges`, `fork`, `idle`. Purpose: addresses for a maximum, memory
-//!   for what is used.
+//! - growing blocks. Module: `growing`, `ranges`, `fork`, `idle`. Purpose: addresses for a maximum,
+//!   memory for what is used.
 //! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
 //! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
 //!   and comes back at the same addresses.

@@ -88,6 +88,23 @@ struct Reclaimable {
     extent: u32,
 }
 
+impl Plan {
+    /// A plan with no block of the heap for its target.
+    pub(crate) fn of_pieces(steps: Vec<Step>, new_bytes: u64, mappings_held: usize) -> Self {
+        Self {
+            target: NIL,
+            start: 0,
+            units: 0,
+            lane: READY,
+            timepoint: PackedTimepoint::NEVER,
+            steps,
+            new_bytes,
+            extents_held: 0,
+            mappings_held,
+        }
+    }
+}
+
 impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(

@@ -24,8 +24,8 @@
 
 use crate::backing::Chunk;
 use crate::residency::{End, Residency, Step};
-use leasehold_core::PackedTimepoint;
 use leasehold_core::defects::{Defect, planted};
+use leasehold_core::{Error, PackedTimepoint};
 
 /// Idle memory of growing blocks is one part in so many of the budget at most.
 pub(crate) const IDLE_SHARE: u64 = 8;
@@ -39,6 +39,11 @@ pub(crate) enum Busy {
     Mapping,
     /// Memory beyond its end leaves.
     Leaving,
+}
+
+#[cold]
+pub(crate) fn busy() -> Error {
+    Error::Occupied { resource: "growing block (another thread maps memory for it)" }
 }
 
 /// The addresses of a growing block, and what is mapped there. All lengths are whole granules.

@@ -8,7 +8,6 @@
 
 use crate::backing::Backing;
 use crate::extent::{Extent, NIL, State};
-use crate::heap::READY;
 use crate::host;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
@@ -449,21 +448,6 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// A plan with no block of the heap for its target.
-    pub(crate) fn of_pieces(steps: Vec<Step>, new_bytes: u64, mappings_held: usize) -> Self {
-        Self {
-            target: NIL,
-            start: 0,
-            units: 0,
-            lane: READY,
-            timepoint: PackedTimepoint::NEVER,
-            steps,
-            new_bytes,
-            extents_held: 0,
-            mappings_held,
-        }
-    }
-
     pub(crate) fn reclaims(&self) -> bool {
         let reclaims =
             |s: &Step| matches!(s.source, Source::Reclaimed { .. } | Source::Aliased { .. });

@@ -15,10 +15,10 @@
 //! on a stream after the memory is there, and a shrink before the memory may go.
 //!
 //! # Memory that several have
-//! A [fork](Growing::fork) has the first granules of another buffer, with no memory of its own. From
-//! then on nobody writes these bytes. A copy, fill or launch that writes them is refused. A kernel
-//! that keeps to the limit finds a second word behind it, the number of bytes that are shared, and
-//! writes none below it.
+//! A [fork](Growing::fork) has the first granules of another buffer, with no memory of its own.
+//! From then on nobody writes these bytes. A copy, fill or launch that writes them is refused. A
+//! kernel that keeps to the limit finds a second word behind it, the number of bytes that are
+//! shared, and writes none below it.
 //!
 //! # Many that a kernel binds as one
 //! [`GrowingParts`] are equal parts side by side, of which each grows by itself. A kernel binds all
@@ -294,12 +294,10 @@ impl<T> Growing<T> {
     /// ```
     /// use leasehold::prelude::*;
     /// use leasehold::growing::Growing;
-    /// # use leasehold_sim::SimBackend;
     /// # fn main() -> Result<()> {
-    /// # let runtime = leasehold_sim::MachineConfig::seed(1);
-    /// # let backend = std::sync::Arc::new(SimBackend::new(runtime));
-    /// # let runtime = leasehold::Context::with_backends(vec![backend])
-    /// #     .runtime(DeviceId::new(BackendKind::Sim, 0))?;
+    /// # let sim = leasehold_sim::SimBackend::new(leasehold_sim::MachineConfig::seed(1))?;
+    /// # let context = leasehold::Context::with_backends(vec![std::sync::Arc::new(sim)]);
+    /// # let runtime = context.runtime("sim:0".parse()?)?;
     /// let prompt = Growing::<u32>::new(&runtime, 8 << 20)?;
     /// prompt.grow(runtime.stream(), 3 << 20)?;
     /// runtime.stream().fill(prompt.view(), 7u32)?;

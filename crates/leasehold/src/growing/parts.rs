@@ -132,8 +132,8 @@ impl GrowingParts {
         Operand { limit: Some(&self.shared.limits), ..view.with(access) }
     }
 
-    /// Words of 64 bits on the device, which nobody else can write: the bytes of each part that have
-    /// memory, and behind these the bytes of each part that are [shared](Self::fork). A kernel
+    /// Words of 64 bits on the device, which nobody else can write: the bytes of each part that
+    /// have memory, and behind these the bytes of each part that are [shared](Self::fork). A kernel
     /// writes none of those.
     #[must_use]
     pub fn limits(&self) -> Operand<'_> {

@@ -6,9 +6,9 @@
 //! heads are contiguous, and caches that grow by positions.
 //!
 //! A part that grows has memory at its beginning alone. Words on the device say how many bytes of
-//! each part have memory. A position beyond them is outside the cache. As many words behind them say
-//! how many bytes at the beginning of each part are shared. A row that would write there is outside
-//! the cache too.
+//! each part have memory. A position beyond them is outside the cache. As many words behind them
+//! say how many bytes at the beginning of each part are shared. A row that would write there is
+//! outside the cache too.
 
 use leasehold_hal::kernel::CpuArgs;
 
