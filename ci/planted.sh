@@ -47,6 +47,7 @@ if [ -z "$wanted" ]; then
     "$leasehold" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
     "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
     "$leasehold" conformance --device sim:0 --filter 224-229 >/dev/null || failed=1
+    "$leasehold" conformance --device sim:0 --filter 232-235 >/dev/null || failed=1
 fi
 case " $wanted " in
     "  " | *" collective "*)
@@ -78,6 +79,7 @@ plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
 plant WrittenReadEarly cuda:0 --sim
 plant PieceUnordered sim:0
+plant PartLimitStays sim:0
 plant SourceReadEarly cuda:0 --sim
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
 # it. The tests of leasehold-cuda-sim do.
@@ -101,6 +103,7 @@ conform() { # DEFECT CASES
 for defect in UnmappedEarly CountedTwice LimitMissed; do
     conform "$defect" 212-216
 done
+conform PartLimitStays 232-235
 for defect in TakenInFlight ExecutableTwice; do
     conform "$defect" 224-229
 done

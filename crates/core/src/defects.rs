@@ -53,6 +53,8 @@ pub enum Defect {
     ExecutableTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
+    /// `leasehold`: of growing parts whose limits change together, the last one's stays.
+    PartLimitStays,
     /// `leasehold`: copies of one call are not ordered with the other uses of their last buffer.
     PieceUnordered,
     /// `leasehold`: copies of one call may read a source before its last write is over.
@@ -95,7 +97,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 34] = [
+    pub const ALL: [Defect; 35] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -126,6 +128,7 @@ impl Defect {
         Defect::UnmappedEarly,
         Defect::CountedTwice,
         Defect::LimitMissed,
+        Defect::PartLimitStays,
         Defect::TakenInFlight,
         Defect::ExecutableTwice,
         Defect::PieceUnordered,
