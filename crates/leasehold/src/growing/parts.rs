@@ -3,7 +3,7 @@
 //! Each part is a growing block of its own, and all lie in one reservation. Work names them by one
 //! buffer over that reservation, so there is one record of uses, and one binding.
 
-use super::{Words, core_of, in_recording, limits, write_limits};
+use super::{Source, Words, core_of, in_recording, limits, write_limits};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Stream, StreamCore};
 use crate::view::{BufferView, Operand, View};
@@ -47,6 +47,8 @@ struct Shared {
     /// A limit for each part.
     limits: Lease<Buffer>,
     parts: Arc<[Lease<Buffer>]>,
+    /// A pool's memory, if `parts` are of a pool.
+    source: Option<Box<dyn Source>>,
     /// Bytes from a part to the next one.
     each: u64,
     /// Held from a change of lengths until the limits are written.
@@ -64,7 +66,7 @@ impl GrowingParts {
     /// than there are addresses; `OutOfMemory`; `OverBudget`; `Recording`; the cause of a default
     /// stream that has failed; the driver's.
     pub fn new(runtime: &Runtime, count: usize, most: u64) -> Result<Self> {
-        let core = runtime.stream().live(in_recording())?;
+        runtime.stream().live(in_recording())?;
         if !runtime.raw_device().caps().growing {
             return Err(Error::Unsupported(
                 format!(
@@ -75,16 +77,26 @@ impl GrowingParts {
             ));
         }
         let memory = runtime.allocator();
-        let granule = memory.caps().granule;
         let parts: Arc<[_]> = memory.growing_parts(count, most)?.into();
-        // (The allocator has refused a maximum that overflows, and no parts.)
-        let each = most.next_multiple_of(granule);
         // SAFETY: the parts are this call's, and nobody else's while the import keeps them.
         let buffer = unsafe { memory.import_growing(&parts[0], Box::new(parts.clone())) }?;
-        let limits = limits(runtime, core, count as u64)?;
+        Self::over(runtime, parts, most.next_multiple_of(memory.caps().granule), buffer, None)
+    }
+
+    /// Growing parts over blocks of `each` bytes side by side, which work uses by an import.
+    pub(crate) fn over(
+        runtime: &Runtime,
+        parts: Arc<[Lease<Buffer>]>,
+        each: u64,
+        buffer: Lease<Buffer>,
+        source: Option<Box<dyn Source>>,
+    ) -> Result<Self> {
+        let core = runtime.stream().live(in_recording())?;
+        let count = parts.len() as u64;
+        let limits = limits(runtime, core, count)?;
         let (turn, runtime) = (Mutex::default(), runtime.inner.clone());
-        let shared = Shared { buffer, limits, parts, each, turn, runtime };
-        shared.write(core, &(0..count as u64).collect::<Vec<_>>(), 0)?;
+        let shared = Shared { buffer, limits, parts, source, each, turn, runtime };
+        shared.write(core, &(0..count).collect::<Vec<_>>(), 0)?;
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -153,7 +165,8 @@ impl GrowingParts {
     /// `InvalidArgument` beyond the maximum, for parts that there are not, and for a stream of
     /// another device; `OverBudget`; `OutOfMemory` with a report; `Occupied` while another thread
     /// takes memory for one of the parts, and while this thread has a session open on the stream;
-    /// `Recording` for a recording's stream; the cause of a stream that has failed; the driver's.
+    /// `Recording` for a recording's stream; `Suspended` for parts of a suspended pool; the cause
+    /// of a stream that has failed; the driver's.
     pub fn grow(&self, stream: &Stream, parts: Range<usize>, bytes: u64) -> Result<()> {
         self.shared.core(stream)?;
         self.prepare(parts.clone(), bytes)?;
@@ -183,8 +196,9 @@ impl GrowingParts {
     /// As [`grow`](Self::grow). Memory that was taken before the error stays, for the next growth.
     pub fn prepare(&self, parts: Range<usize>, bytes: u64) -> Result<()> {
         self.shared.check(&parts, bytes)?;
-        let memory = &self.shared.runtime.memory;
-        self.shared.parts[parts].iter().try_for_each(|part| memory.prepare(part, bytes))
+        let parts = &self.shared.parts[parts];
+        self.shared
+            .source(&mut |memory| parts.iter().try_for_each(|part| memory.prepare(part, bytes)))
     }
 
     /// Makes each of some parts at most `bytes` long. The memory beyond goes back to the allocator
@@ -194,8 +208,8 @@ impl GrowingParts {
     /// # Errors
     /// `InvalidArgument` for parts that there are not, and for a stream of another device;
     /// `Occupied` while this thread has a session open on the stream; `Recording` for a recording's
-    /// stream; the cause of a stream that has failed; the driver's. The limits are as they were
-    /// then, or all of them are shorter.
+    /// stream; `Suspended` for parts of a suspended pool; the cause of a stream that has failed;
+    /// the driver's. The limits are as they were then, or all of them are shorter.
     pub fn shrink(&self, stream: &Stream, parts: Range<usize>, bytes: u64) -> Result<()> {
         let core = self.shared.core(stream)?;
         self.shared.check(&parts, 0)?;
@@ -209,6 +223,14 @@ impl GrowingParts {
 impl Shared {
     fn core<'s>(&self, stream: &'s Stream) -> Result<&'s StreamCore> {
         core_of(stream, &self.runtime)
+    }
+
+    /// Calls `f` with the allocator of the parts, again where it lacked memory.
+    fn source(&self, f: &mut dyn FnMut(&Allocator) -> Result<()>) -> Result<()> {
+        match &self.source {
+            Some(source) => source.with(&mut |allocator, _| f(allocator)),
+            None => f(&self.runtime.memory),
+        }
     }
 
     fn check(&self, parts: &Range<usize>, bytes: u64) -> Result<()> {
@@ -248,19 +270,22 @@ impl Shared {
         let core = self.core(stream)?;
         let _turn = self.turn.lock();
         let mut before = Vec::with_capacity(parts.len());
-        let mut result = Ok(true);
-        for at in parts {
-            let part = &self.parts[at];
-            let len = part.len();
-            if len >= bytes {
-                continue;
+        let mut fine = true;
+        let grown = self.source(&mut |memory| {
+            for at in parts.clone() {
+                let (part, len) = (&self.parts[at], self.parts[at].len());
+                if len >= bytes {
+                    continue;
+                }
+                fine = grow(memory, part)?;
+                if !fine {
+                    break;
+                }
+                before.push((at as u64, len));
             }
-            result = grow(&self.runtime.memory, part);
-            if !matches!(result, Ok(true)) {
-                break;
-            }
-            before.push((at as u64, len));
-        }
+            Ok(())
+        });
+        let mut result = grown.map(|()| fine);
         if matches!(result, Ok(true)) && !before.is_empty() {
             let words: Vec<_> = before.iter().map(|(at, _)| *at).collect();
             result = self.write(core, &words, bytes).map(|()| true);
@@ -276,17 +301,20 @@ impl Shared {
     /// Makes parts as short as they are to be. `limit`: writes it first, for all of them.
     fn shorten(&self, core: &StreamCore, parts: &[(u64, u64)], limit: Option<u64>) -> Result<()> {
         let words: Vec<_> = parts.iter().map(|(at, _)| *at).collect();
-        super::shorten(core, self.words(&words), &self.buffer, limit, || {
-            let mut shrunk = Ok(());
-            for &(at, bytes) in parts {
-                let part = &self.parts[at as usize];
-                // SAFETY: all work that was submitted with these bytes is in the record, which is
-                // locked. Later submissions find the limit that was just written, or the one from
-                // before the growth.
-                let one = unsafe { self.runtime.memory.shrink(part, bytes, &self.buffer) };
-                shrunk = shrunk.and(one);
-            }
-            shrunk
+        // A pool's state is locked before a record, as by a suspension.
+        self.source(&mut |memory| {
+            super::shorten(core, self.words(&words), &self.buffer, limit, || {
+                let mut shrunk = Ok(());
+                for &(at, bytes) in parts {
+                    let part = &self.parts[at as usize];
+                    // SAFETY: all work that was submitted with these bytes is in the record, which
+                    // is locked. Later submissions find the limit that was just written, or the one
+                    // from before the growth.
+                    let one = unsafe { memory.shrink(part, bytes, &self.buffer) };
+                    shrunk = shrunk.and(one);
+                }
+                shrunk
+            })
         })
     }
 }
