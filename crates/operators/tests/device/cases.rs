@@ -509,7 +509,9 @@ fn parts(bench: &mut Bench<'_>, large: bool) {
         (130, 2, 1, 64, 100, 240, &[230]),
         (70, 1, 1, 128, 3, 80, &[0]),
     ];
-    let mut steps: Vec<(usize, usize, usize, &[i32], usize, &[usize])> = vec![
+    // Heads, sharing queries, elements, a position for each row, positions, and those of memory.
+    type Rows = (usize, usize, usize, &'static [i32], usize, &'static [usize]);
+    let mut steps: Vec<Rows> = vec![
         (2, 4, 64, &[255, -1, 3, 256], 300, &[300, 4, 3, 257]),
         (1, 2, 128, &[0, 69, 68], 70, &[0, 70, 68]),
         (3, 3, 6, &[128, 129], 150, &[129, 129]),
