@@ -55,6 +55,8 @@ pub enum Defect {
     ExecutableTwice,
     /// `leasehold`: the limit of a growing buffer says that all of it has memory.
     LimitMissed,
+    /// `leasehold`: of growing parts whose limits change together, the last one's stays.
+    PartLimitStays,
     /// `leasehold`: copies of one call are not ordered with the other uses of their last buffer.
     PieceUnordered,
     /// `leasehold`: copies of one call may read a source before its last write is over.
@@ -99,7 +101,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 35] = [
+    pub const ALL: [Defect; 37] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -131,6 +133,7 @@ impl Defect {
         Defect::CountedTwice,
         Defect::SharedGivenBack,
         Defect::LimitMissed,
+        Defect::PartLimitStays,
         Defect::TakenInFlight,
         Defect::ExecutableTwice,
         Defect::PieceUnordered,

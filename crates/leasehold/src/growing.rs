@@ -106,6 +106,12 @@ fn in_recording() -> &'static str {
     "memory cannot grow or shrink in a recording; do it before, or between launches of the graph"
 }
 
+/// The refusal of a fork: a suspension keeps the contents of each block.
+#[cold]
+fn of_a_pool() -> Error {
+    Error::Unsupported("a fork of memory that can be suspended; copy instead".into())
+}
+
 impl<T> Growing<T> {
     /// A growing buffer of at most `most` values on the runtime's device, of length 0. Blocks on
     /// the driver for the addresses, unless a buffer of the same maximum was dropped before.
@@ -323,9 +329,7 @@ impl<T> Growing<T> {
             )));
         }
         if self.shared.source.is_some() {
-            return Err(Error::Unsupported(
-                "a fork of memory that can be suspended; copy instead".into(),
-            ));
+            return Err(of_a_pool());
         }
         let runtime = Runtime::from_inner(self.shared.runtime.clone());
         let fork = Self::new(&runtime, self.most())?;

@@ -19,7 +19,7 @@ mod memory;
 pub use memory::SuspendableMemory;
 
 use crate::array::Array;
-use crate::growing::{Growing, Source};
+use crate::growing::{Growing, GrowingParts, Source};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{PoolTurn, in_submission, is_suspended};
 use leasehold_alloc::{
@@ -29,6 +29,7 @@ use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Lease, Result, Timepoint, WeakLease};
 use leasehold_hal::MemoryKind;
 use std::fmt;
+use std::sync::Weak;
 use std::time::Duration;
 
 /// The fate of a suspended pool's contents.
@@ -97,7 +98,7 @@ struct Inner {
     name: Arc<str>,
     state: RwLock<State>,
     /// All buffers that may be held.
-    buffers: Mutex<Vec<WeakLease<Buffer>>>,
+    buffers: Mutex<Vec<Noted>>,
     turn: Arc<PoolTurn>,
     allocator: Allocator,
     budget: SharedBudget,
@@ -107,12 +108,35 @@ struct Inner {
 struct State {
     memory: SuspendableMemory,
     /// The buffers whose records are locked: all, while the memory is away.
-    locked: Vec<Lease<Buffer>>,
+    locked: Vec<Held>,
 }
 
-/// The things that a buffer of a pool keeps until its last use is over.
-struct Block {
-    _block: Lease<Buffer>,
+/// The blocks of growing parts.
+type Parts = Arc<[Lease<Buffer>]>;
+
+/// A buffer that may be held.
+struct Noted {
+    buffer: WeakLease<Buffer>,
+    /// Of a buffer over several blocks. The buffer keeps them.
+    parts: Option<Weak<[Lease<Buffer>]>>,
+}
+
+/// A buffer that a suspension has found.
+struct Held {
+    buffer: Lease<Buffer>,
+    parts: Option<Parts>,
+}
+
+impl Held {
+    /// The blocks of the pool under the buffer.
+    fn blocks(&self) -> &[Lease<Buffer>] {
+        self.parts.as_deref().unwrap_or(std::slice::from_ref(&self.buffer))
+    }
+}
+
+/// The things that a buffer of a pool keeps until its last use is over: a block, or several.
+struct Block<B> {
+    _block: B,
     /// The record of a buffer may be locked for as long as somebody holds the buffer.
     _turn: Arc<PoolTurn>,
 }
@@ -224,7 +248,7 @@ impl SuspendablePool {
             let keep = Box::new(keep);
             runtime.allocator().import(addr, layout.size, native, Protection::ReadWrite, keep)
         }?;
-        self.note(&buffer);
+        self.note(&buffer, None);
         Ok(buffer)
     }
 
@@ -244,18 +268,40 @@ impl SuspendablePool {
         let keep = Block { _block: block.clone(), _turn: inner.turn.clone() };
         // SAFETY: the block is this call's, and nobody else's while the import keeps it.
         let buffer = unsafe { runtime.allocator().import_growing(&block, Box::new(keep)) }?;
-        self.note(&buffer);
+        self.note(&buffer, None);
         let source = GrowingBlock { pool: self.0.clone(), block };
         Growing::over(&runtime, most, buffer, Some(Box::new(source)))
     }
 
+    /// Growing parts of the pool's memory: `count` of at most `most` bytes each. As
+    /// [`GrowingParts::new`]; their memory goes and comes back with the pool's.
+    ///
+    /// # Errors
+    /// `Suspended` while the pool is suspended; as [`GrowingParts::new`].
+    pub fn growing_parts(&self, count: usize, most: u64) -> Result<GrowingParts> {
+        let inner = &*self.0;
+        let state = inner.state.read();
+        if state.memory.is_suspended() {
+            return Err(is_suspended(&inner.name));
+        }
+        let (runtime, memory) = (self.runtime(), &inner.allocator);
+        let parts: Parts = with_memory(&runtime, || memory.growing_parts(count, most))?.into();
+        let each = most.next_multiple_of(memory.caps().granule);
+        let keep = Block { _block: parts.clone(), _turn: inner.turn.clone() };
+        // SAFETY: the parts are this call's, and nobody else's while the import keeps them.
+        let buffer = unsafe { runtime.allocator().import_growing(&parts[0], Box::new(keep)) }?;
+        self.note(&buffer, Some(Arc::downgrade(&parts)));
+        let source = GrowingBlock { pool: self.0.clone(), block: parts[0].clone() };
+        GrowingParts::over(&runtime, parts, each, buffer, Some(Box::new(source)))
+    }
+
     /// Notes a buffer that may be held.
-    fn note(&self, buffer: &Lease<Buffer>) {
+    fn note(&self, buffer: &Lease<Buffer>, parts: Option<Weak<[Lease<Buffer>]>>) {
         let mut buffers = self.0.buffers.lock();
         if buffers.len() == buffers.capacity() {
-            buffers.retain(|b| !matches!(b.try_upgrade(), Err(Error::StaleHandle { .. })));
+            buffers.retain(|b| !matches!(b.buffer.try_upgrade(), Err(Error::StaleHandle { .. })));
         }
-        buffers.push(buffer.downgrade());
+        buffers.push(Noted { buffer: buffer.downgrade(), parts });
     }
 
     /// The most bytes of device memory that the pool may have. At first there is no limit. A limit
@@ -313,7 +359,7 @@ impl SuspendablePool {
         let freed = self.give_away(&mut state, contents);
         if !state.memory.is_suspended() {
             // SAFETY: the records of all these were locked, and their memory is there.
-            state.locked.drain(..).for_each(|buffer| unsafe { inner.turn.unlock(&buffer) });
+            state.locked.drain(..).for_each(|held| unsafe { inner.turn.unlock(&held.buffer) });
         }
         freed
     }
@@ -326,13 +372,14 @@ impl SuspendablePool {
             let mut buffers = inner.buffers.lock();
             let mut at = 0;
             while at < buffers.len() {
-                match buffers[at].try_upgrade() {
+                match buffers[at].buffer.try_upgrade() {
                     Ok(buffer) => {
+                        let parts = buffers[at].parts.as_ref().and_then(Weak::upgrade);
                         // SAFETY: the state's lock is the pool's turn, and each buffer is in the
                         // list once; what a buffer keeps has a share in the turn; this thread
                         // submits nothing now.
                         unsafe { inner.turn.lock(&buffer) };
-                        state.locked.push(buffer);
+                        state.locked.push(Held { buffer, parts });
                         at += 1;
                     }
                     Err(Error::StaleHandle { .. }) => drop(buffers.swap_remove(at)),
@@ -340,7 +387,7 @@ impl SuspendablePool {
                 }
             }
         }
-        for buffer in &state.locked {
+        for Held { buffer, .. } in &state.locked {
             loop {
                 // A failure may add a use that others had hidden.
                 let uses = pending(buffer);
@@ -354,7 +401,10 @@ impl SuspendablePool {
         // Free memory has no contents to keep.
         inner.allocator.trim(0)?;
         let mut keep: Vec<_> = match contents {
-            Contents::Keep => state.locked.iter().map(|b| (b.addr(), b.len())).collect(),
+            Contents::Keep => {
+                let blocks = state.locked.iter().flat_map(Held::blocks);
+                blocks.map(|block| (block.addr(), block.len())).collect()
+            }
             Contents::Discard => Vec::new(),
         };
         keep.sort_unstable();
@@ -369,7 +419,7 @@ impl SuspendablePool {
     fn see_all(&self, state: &State, runtime: &Runtime) -> Result<()> {
         // Dropped buffers keep their blocks until their last use is over, and somebody looks.
         const LOOKS: u32 = 20;
-        let locked = state.locked.len() as u64;
+        let locked = state.locked.iter().map(|held| held.blocks().len() as u64).sum();
         for look in 0..LOOKS {
             runtime.allocator().trim(u64::MAX)?;
             if self.0.allocator.stats().live == locked {
@@ -413,12 +463,14 @@ impl SuspendablePool {
         // A buffer that nobody else holds needs no memory.
         state.locked = std::mem::take(&mut state.locked)
             .into_iter()
-            .filter_map(|buffer| buffer.try_unique().err())
+            .filter_map(|Held { buffer, parts }| {
+                buffer.try_unique().err().map(|buffer| Held { buffer, parts })
+            })
             .collect();
         inner.allocator.trim(0)?;
         with_memory(&runtime, || state.memory.resume(&runtime))?;
         // SAFETY: the records of all these were locked, and their memory is there.
-        state.locked.drain(..).for_each(|buffer| unsafe { inner.turn.unlock(&buffer) });
+        state.locked.drain(..).for_each(|held| unsafe { inner.turn.unlock(&held.buffer) });
         Ok(())
     }
 

@@ -26,6 +26,12 @@ pub enum TestKernel {
     /// bytes, of 64 bits), out. It reads `a` only below the limit
     /// ([`KernelDesc::limits`]).
     Limited,
+    /// Reads some elements of parts that grow, every `step`-th of all from the first on, and writes
+    /// `value + i` there first unless `value` is 0: `out[i]` is the element, and all ones beyond
+    /// its part's limit. Bindings: all parts, a limit of each (a number of bytes, of 64 bits), out.
+    /// Parameters: elements of a part, `step`, `value` (`u32` each). The output has no more
+    /// elements than the parts' every `step`-th.
+    Parts,
     /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
     /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.
     /// Parameters: limit (`u32`). One block. Not for a device that completes one operation before
@@ -40,11 +46,12 @@ pub enum TestKernel {
 
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 7] = [
+    pub const ALL: [TestKernel; 8] = [
         TestKernel::Fill,
         TestKernel::Add,
         TestKernel::EarlyAdd,
         TestKernel::Limited,
+        TestKernel::Parts,
         TestKernel::SpinUntilFlag,
         TestKernel::Trap,
         TestKernel::OutOfBounds,
@@ -61,6 +68,7 @@ impl TestKernel {
             TestKernel::Add => "conformance_add",
             TestKernel::EarlyAdd => "conformance_early_add",
             TestKernel::Limited => "conformance_limited",
+            TestKernel::Parts => "conformance_parts",
             TestKernel::SpinUntilFlag => "conformance_spin",
             TestKernel::Trap => "conformance_trap",
             TestKernel::OutOfBounds => "conformance_out_of_bounds",
@@ -75,6 +83,7 @@ impl TestKernel {
             TestKernel::Add | TestKernel::EarlyAdd | TestKernel::Limited => {
                 &[Access::Read, Access::Read, Access::Write]
             }
+            TestKernel::Parts => &[Access::ReadWrite, Access::Read, Access::Write],
             TestKernel::SpinUntilFlag => &[Access::Read, Access::Write],
             TestKernel::Trap => &[],
         }
@@ -89,7 +98,7 @@ impl TestKernel {
     /// The bindings that have a limit, each with the binding that has it.
     #[must_use]
     pub fn limits(self) -> &'static [(u32, u32)] {
-        if self == TestKernel::Limited { &[(0, 1)] } else { &[] }
+        if matches!(self, TestKernel::Limited | TestKernel::Parts) { &[(0, 1)] } else { &[] }
     }
 
     /// Bytes of the parameters.
@@ -97,6 +106,7 @@ impl TestKernel {
     pub fn params(self) -> u32 {
         match self {
             TestKernel::Fill | TestKernel::SpinUntilFlag => 4,
+            TestKernel::Parts => 12,
             TestKernel::Add
             | TestKernel::EarlyAdd
             | TestKernel::Limited

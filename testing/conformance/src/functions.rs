@@ -46,6 +46,29 @@ unsafe fn limited(args: &CpuArgs<'_>) {
     }
 }
 
+unsafe fn parts(args: &CpuArgs<'_>) {
+    let (from, count) = part(args, 2);
+    let (a, limits) = (args.pointer::<u32>(0).0, args.pointer::<u64>(1).0);
+    let [each, step, value] = args.params::<[u32; 3]>();
+    // SAFETY: each tile has its own elements.
+    let out = unsafe { args.slice_mut::<u32>(2, from, count) };
+    for (i, o) in (from..).zip(out) {
+        let at = i * step as usize;
+        let (part, own) = (at / each as usize, at % each as usize);
+        // SAFETY: there is a limit for each part, and nobody writes it during the launch.
+        let limit = unsafe { limits.add(part).read_unaligned() };
+        *o = u32::MAX;
+        if (own as u64) < limit / 4 {
+            // SAFETY: the element lies below its part's limit, and is this tile's own.
+            let place = unsafe { &mut *a.add(at) };
+            if value != 0 {
+                *place = value.wrapping_add(i as u32);
+            }
+            *o = *place;
+        }
+    }
+}
+
 unsafe fn spin(args: &CpuArgs<'_>) {
     // SAFETY: the flag is four aligned bytes, which other code writes atomically during the call.
     let flag = unsafe { &*args.pointer::<AtomicU32>(0).0 };
@@ -151,6 +174,7 @@ impl TestKernel {
             TestKernel::Fill => fill,
             TestKernel::Add | TestKernel::EarlyAdd => add,
             TestKernel::Limited => limited,
+            TestKernel::Parts => parts,
             TestKernel::SpinUntilFlag => spin,
             TestKernel::Trap => trap,
             TestKernel::OutOfBounds => out_of_bounds,
@@ -185,6 +209,17 @@ impl TestKernel {
                 TestKernel::Limited => {
                     let bytes = u64::from(blocks) * u64::from(Self::BLOCK) * 4;
                     launch.want(1, 8).and_then(|()| launch.want(2, bytes))
+                }
+                TestKernel::Parts => {
+                    let elements = u64::from(blocks) * u64::from(Self::BLOCK);
+                    let [each, step, _] = launch.params::<[u32; 3]>()?.map(u64::from);
+                    if each == 0 || step == 0 {
+                        return Err(Error::invalid("parts and a distance of one element or more"));
+                    }
+                    let last = (elements - 1) * step;
+                    launch.want(0, 4 * (last + 1))?;
+                    launch.want(1, 8 * (last / each + 1))?;
+                    launch.want(2, 4 * elements)
                 }
                 TestKernel::SpinUntilFlag if blocks != 1 => {
                     Err(Error::invalid("one block looks at the flag"))

@@ -4,8 +4,8 @@ use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Context, DeviceId, Error, KernelBase, KernelSession, Lease, Result, Runtime, Stream,
-    View, ops,
+    Buffer, Context, DeviceId, Error, GrowingParts, KernelBase, KernelSession, Lease, Result,
+    Runtime, Stream, View, ops,
 };
 use std::time::Duration;
 
@@ -60,11 +60,13 @@ pub enum Scene {
         /// Says whether the stream fails.
         fails: bool,
     },
+    /// Parts of growing memory grow and shrink together, and the device knows the end of each.
+    Parts,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 10] = [
+    pub const ALL: [Scene; 11] = [
         Scene::FailedHostTimeline,
         Scene::DroppedHostTimeline,
         Scene::FailedCall { panics: false },
@@ -75,6 +77,7 @@ impl Scene {
         Scene::Common,
         Scene::Told { fails: false },
         Scene::Told { fails: true },
+        Scene::Parts,
     ];
 }
 
@@ -162,6 +165,7 @@ pub fn play(
         Scene::OtherContext => other_context().map_err(said),
         Scene::Common => common(runtime, kernels),
         Scene::Told { fails } => told(runtime, fails),
+        Scene::Parts => parts(runtime),
     }
 }
 
@@ -352,6 +356,45 @@ fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
             Err("a completion is kept after it has come".into())
         }
     }
+}
+
+/// Parts that grow and shrink on two streams, with memory that other threads want too.
+fn parts(runtime: &Runtime) -> std::result::Result<(), String> {
+    const PARTS: usize = 4;
+    if !runtime.raw_device().caps().growing {
+        return Ok(());
+    }
+    let most = 2 * runtime.allocator().caps().granule;
+    let streams = [runtime.create_stream().map_err(said)?, runtime.create_stream().map_err(said)?];
+    // Not the default stream of the program, which may be held.
+    let runtime = streams[0].runtime();
+    let parts = GrowingParts::new(&runtime, PARTS, most).map_err(said)?;
+    let mut lengths = [0; PARTS];
+    for round in 0..12u64 {
+        let (from, stream) = (round as usize % PARTS, &streams[round as usize % 2]);
+        let (range, bytes) = (from..PARTS.min(from + 3), (most * (round * 7 % 11) / 10) & !3);
+        if round % 3 == 2 {
+            parts.shrink(stream, range.clone(), bytes).map_err(said)?;
+            lengths[range].iter_mut().for_each(|len| *len = bytes.min(*len));
+        } else {
+            let bytes = bytes.min(most);
+            parts.grow(stream, range.clone(), bytes).map_err(said)?;
+            lengths[range].iter_mut().for_each(|len| *len = bytes.max(*len));
+        }
+        if round % 5 == 4 {
+            runtime.allocator().trim(0).map_err(said)?;
+        }
+        let mut limits = vec![0u64; parts.limits().view().len() as usize / 8];
+        streams[round as usize / 2 % 2]
+            .download(&mut limits, parts.limits().view())
+            .map_err(said)?;
+        if limits[..PARTS] != lengths || (0..PARTS).any(|part| parts.len(part) != lengths[part]) {
+            return Err(format!(
+                "round {round}: parts of {lengths:?} bytes have the limits {limits:?}, {parts:?}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn other_context() -> Result<()> {

@@ -3,11 +3,12 @@
 //! Each part is a growing block of its own, and all lie in one reservation. Work names them by one
 //! buffer over that reservation, so there is one record of uses, and one binding.
 
-use super::{Words, core_of, in_recording, limits, write_words};
+use super::{Source, Words, core_of, in_recording, limits, write_words};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Stream, StreamCore};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer};
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::Access;
@@ -46,6 +47,8 @@ struct Shared {
     /// A limit for each part, and behind the limits the shared bytes of each part.
     limits: Lease<Buffer>,
     parts: Arc<[Lease<Buffer>]>,
+    /// A pool's memory, if `parts` are of a pool.
+    source: Option<Box<dyn Source>>,
     /// Bytes from a part to the next one.
     each: u64,
     /// Held from a change of lengths until the limits are written. The shared bytes that the device
@@ -64,7 +67,7 @@ impl GrowingParts {
     /// than there are addresses; `OutOfMemory`; `OverBudget`; `Recording`; the cause of a default
     /// stream that has failed; the driver's.
     pub fn new(runtime: &Runtime, count: usize, most: u64) -> Result<Self> {
-        let core = runtime.stream().live(in_recording())?;
+        runtime.stream().live(in_recording())?;
         if !runtime.raw_device().caps().growing {
             return Err(Error::Unsupported(
                 format!(
@@ -75,15 +78,25 @@ impl GrowingParts {
             ));
         }
         let memory = runtime.allocator();
-        let granule = memory.caps().granule;
         let parts: Arc<[_]> = memory.growing_parts(count, most)?.into();
-        // (The allocator has refused a maximum that overflows, and no parts.)
-        let each = most.next_multiple_of(granule);
         // SAFETY: the parts are this call's, and nobody else's while the import keeps them.
         let buffer = unsafe { memory.import_growing(&parts[0], Box::new(parts.clone())) }?;
-        let limits = limits(runtime, core, count as u64)?;
+        Self::over(runtime, parts, most.next_multiple_of(memory.caps().granule), buffer, None)
+    }
+
+    /// Growing parts over blocks of `each` bytes side by side, which work uses by an import.
+    pub(crate) fn over(
+        runtime: &Runtime,
+        parts: Arc<[Lease<Buffer>]>,
+        each: u64,
+        buffer: Lease<Buffer>,
+        source: Option<Box<dyn Source>>,
+    ) -> Result<Self> {
+        let core = runtime.stream().live(in_recording())?;
+        let count = parts.len() as u64;
+        let limits = limits(runtime, core, count)?;
         let (turn, runtime) = (Mutex::default(), runtime.inner.clone());
-        let shared = Shared { buffer, limits, parts, each, turn, runtime };
+        let shared = Shared { buffer, limits, parts, source, each, turn, runtime };
         write_words(core, &[shared.words(&[])], &[])?;
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -154,7 +167,8 @@ impl GrowingParts {
     /// `InvalidArgument` beyond the maximum, for parts that there are not, and for a stream of
     /// another device; `OverBudget`; `OutOfMemory` with a report; `Occupied` while another thread
     /// takes memory for one of the parts, and while this thread has a session open on the stream;
-    /// `Recording` for a recording's stream; the cause of a stream that has failed; the driver's.
+    /// `Recording` for a recording's stream; `Suspended` for parts of a suspended pool; the cause
+    /// of a stream that has failed; the driver's.
     pub fn grow(&self, stream: &Stream, parts: Range<usize>, bytes: u64) -> Result<()> {
         self.shared.core(stream)?;
         self.prepare(parts.clone(), bytes)?;
@@ -184,8 +198,9 @@ impl GrowingParts {
     /// As [`grow`](Self::grow). Memory that was taken before the error stays, for the next growth.
     pub fn prepare(&self, parts: Range<usize>, bytes: u64) -> Result<()> {
         self.shared.check(&parts, bytes)?;
-        let memory = &self.shared.runtime.memory;
-        self.shared.parts[parts].iter().try_for_each(|part| memory.prepare(part, bytes))
+        let parts = &self.shared.parts[parts];
+        self.shared
+            .source(&mut |memory| parts.iter().try_for_each(|part| memory.prepare(part, bytes)))
     }
 
     /// Makes each of some parts at most `bytes` long. The memory beyond goes back to the allocator
@@ -195,8 +210,8 @@ impl GrowingParts {
     /// # Errors
     /// `InvalidArgument` for parts that there are not, and for a stream of another device;
     /// `Occupied` while this thread has a session open on the stream; `Recording` for a recording's
-    /// stream; the cause of a stream that has failed; the driver's. The limits are as they were
-    /// then, or all of them are shorter.
+    /// stream; `Suspended` for parts of a suspended pool; the cause of a stream that has failed;
+    /// the driver's. The limits are as they were then, or all of them are shorter.
     pub fn shrink(&self, stream: &Stream, parts: Range<usize>, bytes: u64) -> Result<()> {
         let core = self.shared.core(stream)?;
         self.shared.check(&parts, 0)?;
@@ -231,13 +246,17 @@ impl GrowingParts {
     /// `InvalidArgument` for a part that there is not, one part twice, and bytes beyond the length;
     /// `InvalidState` if `to` has a length; `Occupied` while another thread takes memory for `to`,
     /// or work may use memory that it had, and while this thread has a session open on the stream;
-    /// `Unsupported` where memory has one address ([`Caps::forks`](leasehold_hal::Caps::forks));
+    /// `Unsupported` where memory has one address ([`Caps::forks`](leasehold_hal::Caps::forks)), and
+    /// for parts of a pool;
     /// `Recording` for a recording's stream; the cause of a stream that has failed; the driver's.
     /// The lengths are as they were then. What was to be shared may stay without writes.
     pub fn fork(&self, stream: &Stream, from: usize, to: usize, bytes: u64) -> Result<u64> {
         let core = self.shared.core(stream)?;
         for part in [from, to] {
             self.shared.check(&(part..part.saturating_add(1)), 0)?;
+        }
+        if self.shared.source.is_some() {
+            return Err(super::of_a_pool());
         }
         let mut turn = self.shared.turn.lock();
         let (memory, parts) = (&self.shared.runtime.memory, &self.shared.parts);
@@ -263,6 +282,14 @@ impl Shared {
         core_of(stream, &self.runtime)
     }
 
+    /// Calls `f` with the allocator of the parts, again where it lacked memory.
+    fn source(&self, f: &mut dyn FnMut(&Allocator) -> Result<()>) -> Result<()> {
+        match &self.source {
+            Some(source) => source.with(&mut |allocator, _| f(allocator)),
+            None => f(&self.runtime.memory),
+        }
+    }
+
     fn check(&self, parts: &Range<usize>, bytes: u64) -> Result<()> {
         let count = self.parts.len();
         if parts.start > parts.end || parts.end > count {
@@ -280,6 +307,8 @@ impl Shared {
     }
 
     fn words<'a>(&'a self, values: &'a [(u64, u64)]) -> Words<'a> {
+        let stays = usize::from(planted(Defect::PartLimitStays) && values.len() > 1);
+        let values = &values[..values.len() - stays];
         Words { buffer: &self.limits, values, large: self.each > u64::from(u32::MAX) }
     }
 
@@ -308,19 +337,22 @@ impl Shared {
         let core = self.core(stream)?;
         let mut turn = self.turn.lock();
         let mut before = Vec::with_capacity(parts.len());
-        let mut result = Ok(true);
-        for at in parts {
-            let part = &self.parts[at];
-            let len = part.len();
-            if len >= bytes {
-                continue;
+        let mut fine = true;
+        let grown = self.source(&mut |memory| {
+            for at in parts.clone() {
+                let (part, len) = (&self.parts[at], self.parts[at].len());
+                if len >= bytes {
+                    continue;
+                }
+                fine = grow(memory, part)?;
+                if !fine {
+                    break;
+                }
+                before.push((at as u64, len));
             }
-            result = grow(&self.runtime.memory, part);
-            if !matches!(result, Ok(true)) {
-                break;
-            }
-            before.push((at as u64, len));
-        }
+            Ok(())
+        });
+        let mut result = grown.map(|()| fine);
         if matches!(result, Ok(true)) && !before.is_empty() {
             let mut values: Vec<_> = before.iter().map(|(at, _)| (*at, bytes)).collect();
             let grown = || before.iter().map(|(at, _)| *at as usize);
@@ -341,17 +373,20 @@ impl Shared {
     /// Makes parts as short as they are to be. `limits`: writes that first.
     fn shorten(&self, core: &StreamCore, parts: &[(u64, u64)], limits: bool) -> Result<()> {
         let words = self.words(if limits { parts } else { &[] });
-        super::shorten(core, words, &self.buffer, || {
-            let mut shrunk = Ok(());
-            for &(at, bytes) in parts {
-                let part = &self.parts[at as usize];
-                // SAFETY: all work that was submitted with these bytes is in the record, which is
-                // locked. Later submissions find the limit that was just written, or the one from
-                // before the growth.
-                let one = unsafe { self.runtime.memory.shrink(part, bytes, &self.buffer) };
-                shrunk = shrunk.and(one);
-            }
-            shrunk
+        // A pool's state is locked before a record, as by a suspension.
+        self.source(&mut |memory| {
+            super::shorten(core, words, &self.buffer, || {
+                let mut shrunk = Ok(());
+                for &(at, bytes) in parts {
+                    let part = &self.parts[at as usize];
+                    // SAFETY: all work that was submitted with these bytes is in the record, which
+                    // is locked. Later submissions find the limit that was just written, or the one
+                    // from before the growth.
+                    let one = unsafe { memory.shrink(part, bytes, &self.buffer) };
+                    shrunk = shrunk.and(one);
+                }
+                shrunk
+            })
         })
     }
 }

@@ -4,13 +4,15 @@
 use crate::common::*;
 use leasehold::growing::GrowingParts;
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
+use leasehold::suspend::{Contents, SuspendablePool};
 use leasehold::{
-    Access, Array, BackendKind, Context, DeviceId, KernelBase, Result, Runtime, Stream, View,
+    Access, Array, BackendKind, Context, DeviceId, Graph, KernelBase, Result, Runtime, Stream, View,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig, MemorySource};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{
-    KernelBody, KernelRegistry, KernelSpec, MachineConfig, ReportKind, SimBackend,
+    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig,
+    ReportKind, SimBackend, When,
 };
 use std::sync::Arc;
 
@@ -19,8 +21,8 @@ const PARTS: usize = 4;
 /// Values of a block of a part.
 const BLOCK: usize = 1024;
 
-/// Tile `[block, part]` writes its number to a block of a part and reads it back: NaN for a block
-/// that the part's limit cuts.
+/// Tile `[block, part]` writes its number to a block of a part, if the parameter is not 0, and
+/// reads it back: NaN for a block that the part's limit cuts.
 unsafe fn run_fill(args: &CpuArgs<'_>) {
     let [block, part, _] = args.tile().map(|i| i as usize);
     let (values, len) = args.pointer::<f32>(0);
@@ -33,7 +35,9 @@ unsafe fn run_fill(args: &CpuArgs<'_>) {
     let found = if (4 * (block + 1) * BLOCK) as u64 <= limit {
         // SAFETY: the block lies in the part and below its limit, and is this tile's.
         let own = unsafe { std::slice::from_raw_parts_mut(values.add(from), BLOCK) };
-        own.fill(number);
+        if args.params::<u32>() != 0 {
+            own.fill(number);
+        }
         own.iter().sum::<f32>() / BLOCK as f32
     } else {
         f32::NAN
@@ -42,18 +46,33 @@ unsafe fn run_fill(args: &CpuArgs<'_>) {
     unsafe { args.slice_mut::<f32>(2, part * args.grid()[0] as usize + block, 1) }.fill(found);
 }
 
+const BINDINGS: [Access; 3] = [Access::ReadWrite, Access::Read, Access::Write];
+
+fn fill_of(source: KernelSource<'static>) -> KernelBase {
+    let desc = KernelDesc::new("fill_parts", source, &BINDINGS, KernelCheck::any());
+    base(desc.params_of::<u32>().limited_by(0, 1)).unwrap()
+}
+
 fn fill() -> KernelBase {
-    let bindings = [Access::ReadWrite, Access::Read, Access::Write];
-    let source = KernelSource::Cpu(run_fill);
-    base(KernelDesc::new("fill parts", source, &bindings, KernelCheck::any()).limited_by(0, 1))
-        .unwrap()
+    fill_of(KernelSource::Cpu(run_fill))
+}
+
+/// As [`launch_fill`], with the parameter.
+fn launch_parts(
+    stream: &Stream,
+    kernel: &KernelBase,
+    parts: &GrowingParts,
+    out: &Array<f32>,
+    write: u32,
+) -> Result<()> {
+    use leasehold::kernel::Grid;
+    let operands = [parts.reservation(Access::ReadWrite), parts.limits(), out.write()];
+    let grid = Grid::new([(out.len() / PARTS) as u32, PARTS as u32, 1]);
+    stream.launch(kernel, &operands, &write, grid).map(drop)
 }
 
 fn launch_fill(stream: &Stream, kernel: &KernelBase, parts: &GrowingParts, out: &Array<f32>) {
-    use leasehold::kernel::Grid;
-    let operands = [parts.reservation(Access::ReadWrite), parts.limits(), out.write()];
-    let blocks = (out.len() / PARTS) as u32;
-    stream.launch(kernel, &operands, &[0u8; 0][..], Grid::new([blocks, PARTS as u32, 1])).unwrap();
+    launch_parts(stream, kernel, parts, out, 1).unwrap();
 }
 
 /// The blocks of each part that the kernel reached.
@@ -136,10 +155,162 @@ fn several_parts_grow_together_or_not_at_all() {
 
 /// CUDA over a simulated driver.
 fn cuda() -> Runtime {
-    let driver = SimDriver::new(SimDriverConfig::new(MachineConfig::seed(7))).unwrap();
-    let config = CudaConfig::default();
-    let backend = Arc::new(CudaBackend::with_ops(Arc::new(driver), config).unwrap());
-    Context::with_backends(vec![backend]).runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap()
+    cuda_and_driver().0
+}
+
+fn cuda_and_driver() -> (Runtime, Arc<SimDriver>) {
+    let kernels = KernelRegistry::new();
+    // SAFETY: each launch of the tests has a limit for each part, and a place for each tile.
+    let body = unsafe { KernelBody::cpu(run_fill) };
+    kernels.register("fill_parts", KernelSpec::new(&BINDINGS, 4, body).limited_by(0, 1));
+    let machine = MachineConfig::seed(7).kernels(kernels);
+    let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
+    let config = CudaConfig::default().inline(true);
+    let backend = Arc::new(CudaBackend::with_ops(driver.clone(), config).unwrap());
+    let context = Context::with_backends(vec![backend]);
+    (context.runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap(), driver)
+}
+
+/// Parts of a pool that hold the numbers of their blocks, and a graph that reads them.
+struct Pooled {
+    runtime: Runtime,
+    pool: SuspendablePool,
+    parts: GrowingParts,
+    kernel: KernelBase,
+    out: Array<f32>,
+    graph: Graph,
+    addr: u64,
+}
+
+impl Pooled {
+    /// Blocks of each part.
+    const BLOCKS: [usize; PARTS] = [2, 0, 8, 5];
+
+    fn new(runtime: &Runtime) -> Self {
+        const PTX: &str = "\
+            .version 8.0\n.target sm_75\n.address_size 64\n\
+            .visible .entry fill_parts(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 d)\n\
+            { ret; }\n";
+        let source = match runtime.device().backend {
+            BackendKind::Cpu => KernelSource::Cpu(run_fill),
+            _ => KernelSource::Ptx(PTX.into()),
+        };
+        let (pool, kernel) = (SuspendablePool::new(runtime, "caches").unwrap(), fill_of(source));
+        let parts = pool.growing_parts(PARTS, 8 << 20).unwrap();
+        let out = runtime.zeros::<f32>(PARTS * 8).unwrap();
+        // Recorded without memory.
+        let graph =
+            runtime.record_graph(|r| launch_parts(r.stream(), &kernel, &parts, &out, 0)).unwrap();
+        for (part, blocks) in Self::BLOCKS.into_iter().enumerate() {
+            let bytes = (4 * BLOCK * blocks) as u64;
+            parts.grow(runtime.stream(), part..part + 1, bytes).unwrap();
+        }
+        launch_fill(runtime.stream(), &kernel, &parts, &out);
+        let addr = parts.reservation(Access::Read).view().addr();
+        Self { runtime: runtime.clone(), pool, parts, kernel, out, graph, addr }
+    }
+
+    fn check(&self) {
+        self.graph.launch().unwrap();
+        assert_eq!(reached(&self.runtime, &self.out), Self::BLOCKS);
+        self.runtime.stream().fill(self.out.view(), 0u8).unwrap();
+        launch_parts(self.runtime.stream(), &self.kernel, &self.parts, &self.out, 0).unwrap();
+        assert_eq!(reached(&self.runtime, &self.out), Self::BLOCKS);
+        assert_eq!(self.parts.reservation(Access::Read).view().addr(), self.addr);
+    }
+}
+
+#[test]
+fn parts_of_a_pool_go_and_come_back_under_a_graph() {
+    for runtime in [runtime(), cuda()] {
+        let (pooled, stream) = (Pooled::new(&runtime), runtime.stream());
+        let Pooled { pool, parts, .. } = &pooled;
+        pooled.check();
+        let other = pool.growing::<u32>(1 << 20).unwrap();
+        other.grow(stream, 1000).unwrap();
+        stream.fill(other.view(), 7u32).unwrap();
+        let lengths = || [0, 1, 2, 3].map(|part| parts.len(part));
+        for _ in 0..3 {
+            let (before, live) = (lengths(), pool.stats().live);
+            assert_eq!(live, PARTS as u64 + 1);
+            pool.suspend(Contents::Keep).unwrap();
+            assert_eq!(pool.stats().reserved, 0);
+            assert_eq!(kind(pooled.graph.launch()), "Suspended");
+            let eager = launch_parts(stream, &pooled.kernel, parts, &pooled.out, 1);
+            assert_eq!(kind(eager), "Suspended");
+            assert_eq!(kind(parts.grow(stream, 0..4, 8 << 20)), "Suspended");
+            assert_eq!(kind(parts.try_grow(stream, 0..4, 8 << 20)), "Suspended");
+            assert_eq!(kind(parts.prepare(0..4, 8 << 20)), "Suspended");
+            assert_eq!(kind(parts.shrink(stream, 0..4, 0)), "Suspended");
+            assert_eq!(kind(pool.growing_parts(2, 100)), "Suspended");
+            assert_eq!(lengths(), before);
+            pool.resume().unwrap();
+            assert_eq!((lengths(), pool.stats().live), (before, live));
+            pooled.check();
+            assert_eq!(runtime.to_vec(other.as_view()).unwrap(), [7; 1000]);
+            // What was longer for a while leaves nothing behind.
+            parts.grow(stream, 0..3, 4 << 20).unwrap();
+            for (part, bytes) in before.into_iter().enumerate() {
+                parts.shrink(stream, part..part + 1, bytes).unwrap();
+            }
+        }
+        // Parts that nobody has any more take no memory at the resumption.
+        pool.suspend(Contents::Keep).unwrap();
+        let Pooled { pool, parts, graph, .. } = pooled;
+        drop((parts, graph, other));
+        pool.resume().unwrap();
+        assert_eq!((pool.stats().live, pool.stats().reserved), (0, 0));
+    }
+}
+
+/// The driver fails at each of its calls in turn: of a suspension and a resumption, then of a
+/// growth of several parts.
+#[test]
+fn a_failing_call_of_the_driver_loses_no_part() {
+    for action in [FaultAction::Fail(1), FaultAction::OutOfMemory] {
+        let mut failed = [0; 3];
+        for call in 0.. {
+            let (mut runtime, driver) = cuda_and_driver();
+            let pooled = Pooled::new(&runtime);
+            let Pooled { pool, parts, .. } = &pooled;
+            let lengths = || [0, 1, 2, 3].map(|part| parts.len(part));
+            let before = lengths();
+            runtime.synchronize().unwrap();
+            let start = driver.machine().calls();
+            let rule = FaultRule::any(When::At(start + call), action.clone());
+            driver.machine().set_faults(FaultPlan::none().with(rule));
+            let suspended = pool.suspend(Contents::Keep).map(drop);
+            let resumed = if pool.is_suspended() { pool.resume() } else { Ok(()) };
+            let grown = match (&suspended, &resumed) {
+                (Ok(()), Ok(())) => parts.grow(runtime.stream(), 0..4, 8 << 20),
+                _ => Ok(()),
+            };
+            let made = driver.machine().calls() - start;
+            driver.machine().set_faults(FaultPlan::none());
+            for (result, failed) in [&suspended, &resumed, &grown].into_iter().zip(&mut failed) {
+                *failed += u32::from(result.is_err());
+            }
+            if runtime.stream().failure().is_some() {
+                runtime.replace_default_stream().unwrap();
+            }
+            if pool.is_suspended() {
+                assert_eq!(kind(parts.grow(runtime.stream(), 0..1, 8 << 20)), "Suspended");
+                pool.resume().unwrap();
+            }
+            if [&suspended, &resumed, &grown].iter().any(|result| result.is_err()) {
+                assert_eq!(lengths(), before, "call {call}: {grown:?}");
+            }
+            for (part, bytes) in before.into_iter().enumerate() {
+                parts.shrink(runtime.stream(), part..part + 1, bytes).unwrap();
+            }
+            Pooled { runtime: runtime.clone(), ..pooled }.check();
+            // Some calls are asked for what they say, and their failure is nobody's affair.
+            if suspended.is_ok() && resumed.is_ok() && grown.is_ok() && call > made {
+                break;
+            }
+        }
+        assert!(failed[0] > 3 && failed[2] > 0, "{failed:?}");
+    }
 }
 
 /// The call fails, with this in its text.
@@ -179,7 +350,7 @@ fn bad_use_of_parts_is_refused_and_changes_nothing() {
     let out = runtime.zeros::<f32>(4).unwrap();
     let whole = parts.reservation(Access::ReadWrite);
     let wrong = [whole, other.limits(), out.write()];
-    refused(launch(stream, &kernel, &wrong, &[], 1), "bind Growing::limit of the same");
+    refused(launch(stream, &kernel, &wrong, &[0; 4], 1), "bind Growing::limit of the same");
     refused(stream.fill(whole.view().part(..4).unwrap(), 0u8), "has 0 now");
     refused(stream.fill(parts.limits().view(), 0xffu8), "read-only");
     assert_eq!([0, 1, 2, 3].map(|part| parts.len(part)), [4096, 0, 0, 0]);

@@ -14,6 +14,7 @@ mod faults;
 mod graph_budget;
 mod graphs;
 mod growing;
+mod growing_parts;
 mod kernels;
 mod memory;
 mod peers;
@@ -35,6 +36,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         events::CASES,
         memory::CASES,
         growing::CASES,
+        growing_parts::CASES,
         transfers::CASES,
         copies::CASES,
         kernels::CASES,

@@ -44,6 +44,20 @@ extern "C" __global__ void conformance_limited(const u32* a, const u64* limit, u
         out[from + i] = from + i < end ? a[from + i] : 0xffffffffu;
 }
 
+// Each part has memory only below its limit, a number of bytes.
+extern "C" __global__ void conformance_parts(u32* a, const u64* limits, u32* out, u32 each, u32 step, u32 value) {
+    u64 from = (u64)blockIdx.x * BLOCK;
+    for (u32 own = threadIdx.x; own < BLOCK; own += blockDim.x) {
+        u64 i = from + own, at = i * step;
+        u32 found = 0xffffffffu;
+        if (at % each < limits[at / each] / sizeof(u32)) {
+            if (value != 0) a[at] = value + (u32)i;
+            found = a[at];
+        }
+        out[i] = found;
+    }
+}
+
 static __device__ u64 nanoseconds() {
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

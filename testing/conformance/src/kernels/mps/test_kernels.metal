@@ -58,6 +58,28 @@ kernel void conformance_limited(device const uint* a [[buffer(0)]],
     }
 }
 
+// Each part has memory only below its limit, a number of bytes. (No parts grow on Metal.)
+kernel void conformance_parts(device uint* a [[buffer(0)]],
+                              device const ulong* limits [[buffer(1)]],
+                              device uint* out [[buffer(2)]],
+                              constant uint* params [[buffer(3)]],
+                              uint3 group [[threadgroup_position_in_grid]],
+                              uint own [[thread_index_in_threadgroup]],
+                              uint3 size [[threads_per_threadgroup]]) {
+    uint each = params[0], step = params[1], value = params[2];
+    for (uint k = own; k < BLOCK; k += size.x) {
+        ulong i = ulong(group.x) * BLOCK + k, at = i * step;
+        uint found = 0xffffffffu;
+        if (at % each < limits[at / each] / 4) {
+            if (value != 0) {
+                a[at] = value + uint(i);
+            }
+            found = a[at];
+        }
+        out[i] = found;
+    }
+}
+
 // Metal has no clock in a kernel. The limit in milliseconds becomes a number of loads.
 kernel void conformance_spin(device const atomic_uint* flag [[buffer(0)]],
                              device uint* out [[buffer(1)]],
