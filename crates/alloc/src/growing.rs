@@ -415,8 +415,11 @@ impl Inner {
     fn map_to(&self, at: usize, want: u64, forced: bool, trail: &mut Trail) -> Result<bool> {
         let granule = self.caps.granule;
         let granules = |bytes: u64| u32::try_from(bytes / granule).unwrap_or(u32::MAX).max(1);
+        // Parts share whole pieces (`fork`), so theirs are as small as can be.
+        let part = self.caps.aliases
+            && self.core.lock().ranges.0[at].as_ref().is_some_and(|range| range.is_part());
         let mut piece =
-            if forced { 1 } else { granules(self.growth().piece(self.budget.committed())) };
+            if forced || part { 1 } else { granules(self.growth().piece(self.budget.committed())) };
         loop {
             let mut plan = {
                 let mut core = self.core.lock();

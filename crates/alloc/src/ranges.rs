@@ -70,6 +70,11 @@ pub(crate) struct Range {
 }
 
 impl Range {
+    /// Returns whether other blocks lie in the same reservation.
+    pub(crate) fn is_part(&self) -> bool {
+        self.reserved.1 > self.bytes
+    }
+
     /// Bytes that may go back to the driver once their uses are over.
     pub(crate) fn tail(&self) -> u64 {
         if self.busy != Busy::No || self.chunk.is_some() && self.held {

@@ -54,7 +54,7 @@ impl Model {
     }
 
     /// Writes what the block has of its own and no value is known of, or all of it.
-    fn write(&mut self, b: &Bench, world: &mut World, all: bool) {
+    fn write(&mut self, world: &mut World, all: bool) {
         let shared = (self.block.shared() / GRANULE) as usize;
         let from = if all { 0 } else { self.values.len() };
         self.values.resize(self.memory.len(), 0);
@@ -188,11 +188,11 @@ fn program(b: &Bench, seed: u64, late: &VirtualStream) -> (u64, u64) {
             }
             _ => _ = b.allocator.trim(rng.below(24) * MIB),
         }
-        models.iter_mut().for_each(|m| m.write(b, &mut world, false));
+        models.iter_mut().for_each(|m| m.write(&mut world, false));
         models.iter().for_each(|m| m.read(&world, &what));
         if !models.is_empty() {
             let m = rng.below(models.len() as u64) as usize;
-            models[m].write(b, &mut world, true);
+            models[m].write(&mut world, true);
             models.iter().for_each(|m| m.read(&world, &what));
         }
         apart(b, &models, &heap, &what);
