@@ -71,6 +71,8 @@ struct Sequence {
     sampling: ops::SamplingRecord,
     stage: Stage,
     prompt: Arc<[u32]>,
+    /// The tokens of the pieces of its prompt; `None` if they have changed meanwhile.
+    piece: Option<usize>,
     /// Positions whose keys and values are in the caches, or will be when the prompt is done.
     filled: usize,
     /// Tokens that were drawn.
@@ -125,9 +127,12 @@ impl Slot {
 /// go on.
 ///
 /// Where memory can have two addresses ([`Caps::forks`](leasehold::backend::Caps::forks)),
-/// sequences that begin with the same tokens have those keys and values once, in whole granules:
-/// from 128 tokens on for a model of 8 B parameters. The first of them must be in the batch, and its
-/// prompt must have come so far. The others compute the rest of their prompts only.
+/// sequences that begin with the same tokens have those keys and values once, and the later ones
+/// compute the rest of their prompts only. That is true of whole granules (128 tokens for a model
+/// of 8 B parameters) and of whole [pieces](Self::piece), which must have the same size: so the bits
+/// are those that the prompt has alone. [`set_piece`](Self::set_piece) makes pieces smaller, and
+/// shorter beginnings are shared. The first sequence must be in the batch, and its prompt must have
+/// come so far.
 ///
 /// Memory of the longest texts is taken at once on other devices, with a part of a model, and for
 /// caches so small that they would not grow.
@@ -277,6 +282,10 @@ impl Batch {
             return Err(Error::invalid("pieces of 0 tokens; ask for 1 at least"));
         }
         self.prompts.piece = Some(tokens);
+        let all = self.slots.iter_mut().filter_map(|slot| slot.sequence.as_mut());
+        for sequence in all.filter(|s| matches!(s.stage, Stage::Prompt)) {
+            sequence.piece = None;
+        }
         Ok(())
     }
 
@@ -341,28 +350,34 @@ impl Batch {
         self.network.model.config().check_ids(prompt)?;
         let sampling = how.record()?;
         let prompt: Arc<[u32]> = prompt.into();
-        let (at, done) = self.take_place(&prompt)?;
+        let piece = self.piece(prompt.len());
+        let (at, done) = self.take_place(&prompt, piece)?;
         let id = self.next;
         self.next.number += 1;
         self.prompts.push(at, prompt.clone(), sampling, done);
         let (stage, filled) = (Stage::Prompt, prompt.len());
-        self.slots[at].sequence = Some(Sequence { id, sampling, stage, prompt, filled, tokens: 0 });
+        let piece = Some(piece);
+        let sequence = Sequence { id, sampling, stage, prompt, piece, filled, tokens: 0 };
+        self.slots[at].sequence = Some(sequence);
         Ok(id)
     }
 
     /// A free slot with memory for a prompt. A beginning that another sequence has is shared.
     /// Returns how many tokens of the prompt need not be computed. After an error all is as it was.
-    fn take_place(&mut self, prompt: &[u32]) -> Result<(usize, usize)> {
+    fn take_place(&mut self, prompt: &[u32], piece: usize) -> Result<(usize, usize)> {
         let model = self.network.model.clone();
         let stream = model.runtime().stream();
-        let (from, common) = self.common_beginning(prompt);
-        let shares = self.growth.as_ref().is_some_and(|growth| growth.shares(common));
+        let (from, common) = self.common_beginning(prompt, piece);
+        let shares = self.growth.as_ref().is_some_and(|growth| growth.shares(common, piece));
         // A place that shares needs no memory that lies ready, and others need as much as there is.
         let ready = |at: &usize| self.slots[*at].ready as isize * if shares { -1 } else { 1 };
         let free = (0..self.slots.len()).rev().filter(|at| self.slots[*at].sequence.is_none());
         let at = free.max_by_key(ready).unwrap_or_default();
         let Some(growth) = &mut self.growth else { return Ok((at, 0)) };
-        let done = if shares { growth.share(stream, from, at, common)? } else { 0 };
+        let done = match shares {
+            true => growth.share(stream, (from, at), common, piece)?,
+            false => 0,
+        };
         growth.grow(stream, at, prompt.len()).or_else(|why| {
             growth.end(stream, at)?;
             Err(why)
@@ -371,12 +386,12 @@ impl Batch {
     }
 
     /// The slot of the sequence that has the most tokens in common with the beginning of a prompt,
-    /// and how many, of those that are computed or submitted. The last token of a prompt is always
-    /// computed: its logits are wanted.
-    fn common_beginning(&self, prompt: &[u32]) -> (usize, usize) {
+    /// and how many, of those that are computed or submitted in pieces of the same size. The last
+    /// token of a prompt is always computed: its logits are wanted.
+    fn common_beginning(&self, prompt: &[u32], piece: usize) -> (usize, usize) {
         let before_last = &prompt[..prompt.len().saturating_sub(1)];
         let common = |(at, slot): (usize, &Slot)| {
-            let sequence = slot.sequence.as_ref()?;
+            let sequence = slot.sequence.as_ref().filter(|s| s.piece == Some(piece))?;
             let submitted = match sequence.stage {
                 Stage::Prompt => self.prompts.submitted(at),
                 _ => sequence.prompt.len(),

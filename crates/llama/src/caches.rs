@@ -165,35 +165,37 @@ impl Growth {
         self.parts.grow(stream, parts, bytes)
     }
 
-    /// The bytes of a part with so many positions that parts can share. Both a position and a
-    /// granule end there.
-    fn sharable(&self, positions: usize) -> u64 {
-        let whole = multiple(self.granule, self.position);
+    /// The bytes of a part, within so many positions, that parts can share. A granule and a piece
+    /// of so many positions end there.
+    fn sharable(&self, positions: usize, piece: usize) -> u64 {
+        let whole = multiple(self.granule, self.position * piece.max(1) as u64);
         self.position * positions as u64 / whole * whole
     }
 
     /// Returns whether sequences share memory if they have so many positions in common.
-    pub(crate) fn shares(&self, positions: usize) -> bool {
-        self.forks && self.sharable(positions) > 0
+    pub(crate) fn shares(&self, positions: usize, piece: usize) -> bool {
+        self.forks && self.sharable(positions, piece) > 0
     }
 
     /// Gives a sequence without memory the beginning of another one's: as much as lies in whole
-    /// granules, of so many positions. Returns the positions, 0 if the device cannot do it now. May
-    /// block on the driver.
+    /// granules and pieces, of so many positions. Returns the positions, 0 if the device cannot do
+    /// it now. May block on the driver.
     pub(crate) fn share(
         &mut self,
         stream: &Stream,
-        from: usize,
-        to: usize,
+        (from, to): (usize, usize),
         positions: usize,
+        piece: usize,
     ) -> Result<usize> {
-        let bytes = self.sharable(positions);
+        let bytes = self.sharable(positions, piece);
         // One thread at a time maps memory for a part.
         self.ahead.finish();
         let mut least = bytes;
         for (from, to) in self.parts(from).zip(self.parts(to)) {
             match self.parts.fork(stream, from, to, bytes) {
-                Ok(len) => least = least.min(self.sharable((len / self.position) as usize)),
+                Ok(len) => {
+                    least = least.min(self.sharable((len / self.position) as usize, piece));
+                }
                 // Work may still use what the place had before. Then the prompt is computed.
                 Err(_) => least = 0,
             }

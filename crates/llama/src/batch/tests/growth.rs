@@ -212,11 +212,13 @@ fn a_common_beginning_is_stored_once_and_computed_once() {
             .iter()
             .map(|prompt| {
                 let mut batch = Batch::preallocated(&model, 4, 8 * FULL, Mode::Graph).unwrap();
+                batch.set_piece(FULL / 2).unwrap();
                 let id = batch.add(prompt, how).unwrap();
                 text(&mut batch, &mut Texts::new(), id, 12)
             })
             .collect();
         let mut batch = Batch::new(&model, 4, 8 * FULL, Mode::Graph).unwrap();
+        batch.set_piece(FULL / 2).unwrap();
         let mut texts = Texts::new();
         let first = batch.add(&prompts[0], how).unwrap();
         text(&mut batch, &mut texts, first, 1);
@@ -277,6 +279,8 @@ fn a_beginning_is_shared_when_it_is_computed_and_longer_than_a_granule() {
         assert_eq!(shared(&mut batch, MOST), 2 * FULL);
         assert_eq!(shared(&mut batch, 2 * FULL), FULL, "the last token is computed");
         assert_eq!(shared(&mut batch, FULL), 0, "shorter than a granule and a token");
+        batch.set_piece(FULL).unwrap();
+        assert_eq!(shared(&mut batch, MOST), 0, "other pieces may give other bits");
         check();
     }
 }
