@@ -129,10 +129,10 @@ impl Slot {
 /// Where memory can have two addresses ([`Caps::forks`](leasehold::backend::Caps::forks)),
 /// sequences that begin with the same tokens have those keys and values once, and the later ones
 /// compute the rest of their prompts only. That is true of whole granules (128 tokens for a model
-/// of 8 B parameters) and of whole [pieces](Self::piece), which must have the same size: so the bits
-/// are those that the prompt has alone. [`set_piece`](Self::set_piece) makes pieces smaller, and
-/// shorter beginnings are shared. The first sequence must be in the batch, and its prompt must have
-/// come so far.
+/// of 8 B parameters) and of whole [pieces](Self::piece), which must have the same size. So the
+/// bits are those that the prompt has alone. [`set_piece`](Self::set_piece) makes pieces smaller,
+/// and shorter beginnings are shared. The first sequence must be in the batch, and its prompt must
+/// have come so far.
 ///
 /// Memory of the longest texts is taken at once on other devices, with a part of a model, and for
 /// caches so small that they would not grow.

@@ -250,14 +250,7 @@ def region(name: str, *, policy: str = "balanced", device: Any = None) -> Iterat
     It works under every allocator of PyTorch's, whether `enable` was called or not. The same name
     is the same region. A region's memory stays where it is, so captured graphs may use it.
 
-    Args:
-        name: The region.
-        policy: As for `enable`; the first use of the name decides.
-        device: The device; None for the current one.
-
-    Raises:
-        UnavailableError: there is no CUDA, or the plug-in interface is on.
-        InvalidStateError: the region is suspended.
+    Arguments and errors are those of `region_pool`.
     """
     pool = region_pool(name, policy=policy, device=device)
     with torch.cuda.use_mem_pool(pool, _device(device)):

@@ -246,10 +246,10 @@ impl GrowingParts {
     /// `InvalidArgument` for a part that there is not, one part twice, and bytes beyond the length;
     /// `InvalidState` if `to` has a length; `Occupied` while another thread takes memory for `to`,
     /// or work may use memory that it had, and while this thread has a session open on the stream;
-    /// `Unsupported` where memory has one address ([`Caps::forks`](leasehold_hal::Caps::forks)), and
-    /// for parts of a pool;
-    /// `Recording` for a recording's stream; the cause of a stream that has failed; the driver's.
-    /// The lengths are as they were then. What was to be shared may stay without writes.
+    /// `Unsupported` for parts of a pool, and where memory has one address
+    /// ([`Caps::forks`](leasehold_hal::Caps::forks)); `Recording` for a recording's stream; the
+    /// cause of a stream that has failed; the driver's. The lengths are as they were then. What was
+    /// to be shared may stay without writes.
     pub fn fork(&self, stream: &Stream, from: usize, to: usize, bytes: u64) -> Result<u64> {
         let core = self.shared.core(stream)?;
         for part in [from, to] {

@@ -152,6 +152,24 @@ impl CacheLayout {
         if self.limits == 0 { values } else { keys }
     }
 
+    /// The words of a sequence's keys and values: limits from word 0 on, shared bytes behind them.
+    ///
+    /// # Safety
+    /// - The operand has two words for each part, and `extents` has accepted the sizes.
+    #[inline(always)]
+    unsafe fn words(
+        &self,
+        first: usize,
+        sequence: usize,
+        limits: (&CpuArgs<'_>, usize),
+    ) -> [u64; 2] {
+        let words = ptr::<u64>(limits.0, limits.1).cast_const();
+        [self.keys, self.values].map(|of| {
+            // SAFETY: the caller vouches for two words for each part.
+            unsafe { words.add(first + of as usize + sequence * self.next as usize).read() }
+        })
+    }
+
     /// The positions of a sequence that have memory. Operand `limits` has the limits.
     ///
     /// # Safety
@@ -166,12 +184,9 @@ impl CacheLayout {
         if self.limits == 0 {
             return s.positions as usize;
         }
-        let words = ptr::<u64>(limits.0, limits.1).cast_const();
-        let limit = |first: u32| {
-            // SAFETY: the caller vouches for two words for each part.
-            unsafe { words.add(first as usize + sequence * self.next as usize).read() }
-        };
-        let bytes = limit(self.keys).min(limit(self.values));
+        // SAFETY: by the caller's contract.
+        let [keys, values] = unsafe { self.words(0, sequence, limits) };
+        let bytes = keys.min(values);
         let heads = bytes / (u64::from(s.head_dim) * s.bytes as u64);
         let first = self.end(s.kv_heads, 0);
         if heads < first {
@@ -196,13 +211,9 @@ impl CacheLayout {
         if self.limits == 0 {
             return 0;
         }
-        let words = ptr::<u64>(limits.0, limits.1).cast_const();
-        let shared = |first: u32| {
-            let part = first as usize + sequence * self.next as usize;
-            // SAFETY: the caller vouches for two words for each part.
-            unsafe { words.add(self.limits as usize + part).read() }
-        };
-        let bytes = shared(self.keys).max(shared(self.values));
+        // SAFETY: by the caller's contract.
+        let [keys, values] = unsafe { self.words(self.limits as usize, sequence, limits) };
+        let bytes = keys.max(values);
         let heads = bytes.div_ceil(u64::from(s.head_dim) * s.bytes as u64);
         let heads = heads.saturating_sub(self.offset.into());
         heads.div_ceil(self.position.max(1).into()) as usize
