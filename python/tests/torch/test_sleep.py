@@ -253,8 +253,8 @@ class Interfaces(unittest.TestCase):
         saver.resume("weights")
         saver.resume()
         self.assertEqual(sorted(c[:1] for c in model.contents.values() if c), ["?", "?", "w"])
-        with self.assertRaisesRegex(InvalidArgumentError, "no memory has the tag 'wieghts'"):
-            saver.pause("wieghts")
+        with self.assertRaisesRegex(InvalidArgumentError, "no memory has the tag 'others'"):
+            saver.pause("others")
         with self.assertRaisesRegex(InvalidArgumentError, "leave pool out"):
             saver.cuda_graph(graph, pool=(0, 1))
         with saver.configure_subprocess():
