@@ -551,6 +551,21 @@ fn blocks_side_by_side_grow_alone_and_end_together() {
     assert!(matches!(e, Error::Unsupported(_)), "{e}");
 }
 
+fn shrink(allocator: &Allocator, block: &Lease<Buffer>, len: u64) {
+    // SAFETY: nothing uses the memory behind a fake backing.
+    unsafe { allocator.shrink(block, len, block) }.expect("host memory");
+}
+
+fn forks(
+    allocator: &Allocator,
+    from: &Lease<Buffer>,
+    to: &Lease<Buffer>,
+    bytes: u64,
+) -> leasehold_core::Result<u64> {
+    // SAFETY: nothing uses the memory behind a fake backing.
+    unsafe { allocator.fork(from, to, bytes) }
+}
+
 #[test]
 fn a_fork_has_its_memory_once_and_keeps_it() {
     let b = bench(false, Policy::Compact, 64 * MIB);
@@ -559,8 +574,7 @@ fn a_fork_has_its_memory_once_and_keeps_it() {
     b.allocator.grow(parent, 9 * MIB).expect("memory");
     b.allocator.grow(other, 4 * MIB).expect("memory");
     let memory = b.fake.memory(parent.addr(), 8 * MIB);
-    // SAFETY (here and below): nothing uses the memory behind a fake backing.
-    let len = unsafe { b.allocator.fork(parent, child, 9 * MIB) }.expect("a fork");
+    let len = forks(&b.allocator, parent, child, 9 * MIB).expect("a fork");
     assert_eq!((len, child.len(), b.fake.used()), (8 * MIB, 8 * MIB, 14 * MIB));
     assert_eq!(b.fake.memory(child.addr(), 8 * MIB), memory);
     let s = b.allocator.stats();
@@ -574,7 +588,7 @@ fn a_fork_has_its_memory_once_and_keeps_it() {
     let own = |block: &Lease<Buffer>| b.fake.memory(block.addr() + 8 * MIB, 4 * MIB);
     assert!(own(parent).iter().all(|run| !own(child).contains(run)));
     // A length that falls and rises again comes to no memory of others.
-    unsafe { b.allocator.shrink(child, 2 * MIB, child) }.expect("host memory");
+    shrink(&b.allocator, child, 2 * MIB);
     assert!(!b.allocator.try_grow(child, 6 * MIB).expect("no memory of its own is there"));
     b.allocator.grow(child, 6 * MIB).expect("memory");
     assert_eq!(child.shared(), 2 * MIB);
@@ -606,28 +620,25 @@ fn a_part_that_becomes_a_fork_waits_for_nothing_and_says_so() {
     b.allocator.grow(&parts[0], 6 * MIB).expect("memory");
     b.allocator.grow(&parts[1], 4 * MIB).expect("memory");
     let end = late.submit().expect("a value");
-    // SAFETY (here and below): nothing uses the memory behind a fake backing.
+    // SAFETY: nothing uses the memory behind a fake backing.
     unsafe { parts[1].mark_read(end) };
-    unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
-    let fork = |to: usize| unsafe { b.allocator.fork(&parts[0], &parts[to], 6 * MIB) };
-    let e = fork(1).expect_err("work may still use what the part had");
+    shrink(&b.allocator, &parts[1], 0);
+    let forked = |to: usize| forks(&b.allocator, &parts[0], &parts[to], 6 * MIB);
+    let e = forked(1).expect_err("work may still use what the part had");
     assert!(matches!(e, Error::Occupied { .. }) && e.to_string().contains("work"), "{e}");
-    assert_eq!(fork(2).expect("a fork"), 6 * MIB);
+    assert_eq!(forked(2).expect("a fork"), 6 * MIB);
     late.complete(end.value());
-    assert_eq!(fork(1).expect("a fork"), 6 * MIB);
+    assert_eq!(forked(1).expect("a fork"), 6 * MIB);
     assert_eq!(b.allocator.stats().shared_in_growing, 12 * MIB);
     // A fork of a fork is one more.
-    unsafe { b.allocator.shrink(&parts[0], 0, &parts[0]) }.expect("host memory");
-    unsafe { b.allocator.shrink(&parts[2], 0, &parts[2]) }.expect("host memory");
+    shrink(&b.allocator, &parts[0], 0);
+    shrink(&b.allocator, &parts[2], 0);
     b.allocator.trim(0).expect("a trim");
     assert_eq!((b.fake.used(), b.allocator.stats().shared_in_growing), (6 * MIB, 0));
-    assert_eq!(
-        unsafe { b.allocator.fork(&parts[1], &parts[0], 5 * MIB) }.expect("a fork"),
-        4 * MIB
-    );
+    assert_eq!(forks(&b.allocator, &parts[1], &parts[0], 5 * MIB).expect("a fork"), 4 * MIB);
     // Memory that one block alone has left is its own again.
-    unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
-    unsafe { b.allocator.shrink(&parts[0], 0, &parts[0]) }.expect("host memory");
+    shrink(&b.allocator, &parts[1], 0);
+    shrink(&b.allocator, &parts[0], 0);
     b.allocator.grow(&parts[1], 6 * MIB).expect("memory");
     assert_eq!(parts[1].shared(), 0);
     b.check();
@@ -641,8 +652,7 @@ fn bad_forks_are_refused_and_change_nothing() {
     let plain = b.take(MIB);
     b.allocator.grow(from, 8 * MIB).expect("memory");
     let refused = |from: &Lease<Buffer>, to: &Lease<Buffer>, bytes: u64, text: &str| {
-        // SAFETY: nothing uses the memory behind a fake backing.
-        let e = unsafe { b.allocator.fork(from, to, bytes) }.expect_err(text);
+        let e = forks(&b.allocator, from, to, bytes).expect_err(text);
         assert!(e.to_string().contains(text), "{e}");
         assert_eq!(b.allocator.stats().shared_in_growing, 0);
         b.check();
@@ -656,8 +666,7 @@ fn bad_forks_are_refused_and_change_nothing() {
     let elsewhere = Bench::new(64 * MIB);
     let other = elsewhere.allocator.growing(4 * MIB).expect("addresses");
     refused(from, &other, MIB, "make it with `growing`");
-    // SAFETY: as above.
-    assert_eq!(unsafe { b.allocator.fork(from, to, GRANULE - 1) }.expect("nothing"), 0);
+    assert_eq!(forks(&b.allocator, from, to, GRANULE - 1).expect("nothing"), 0);
     let mut caps = FakeBacking::new(64 * MIB).caps();
     caps.aliases = false;
     for (fake, pool) in [(FakeBacking::with_caps(caps), false), (FakeBacking::new(64 * MIB), true)]
@@ -669,15 +678,13 @@ fn bad_forks_are_refused_and_change_nothing() {
         let allocator = Allocator::new(backing, AllocatorConfig::default()).unwrap();
         let [from, to] = [(); 2].map(|()| allocator.growing(8 * MIB).expect("addresses"));
         allocator.grow(&from, 4 * MIB).expect("memory");
-        // SAFETY: as above.
-        let e = unsafe { allocator.fork(&from, &to, 4 * MIB) }.expect_err("one address");
+        let e = forks(&allocator, &from, &to, 4 * MIB).expect_err("one address");
         assert!(matches!(e, Error::Unsupported(_)) && e.to_string().contains("copy"), "{e}");
         allocator.check().unwrap();
     }
     // A device that is lost.
     b.fake.lose();
-    // SAFETY: as above.
-    let e = unsafe { b.allocator.fork(from, to, 4 * MIB) }.expect_err("it is lost");
+    let e = forks(&b.allocator, from, to, 4 * MIB).expect_err("it is lost");
     assert!(matches!(e, Error::DeviceLost { .. }), "{e}");
 }
 
@@ -691,13 +698,12 @@ fn every_driver_call_of_a_fork_may_fail_and_changes_nothing() {
             let parts = b.allocator.growing_parts(2, 16 * MIB).expect("addresses");
             b.allocator.grow(&parts[0], 11 * MIB).expect("memory");
             b.allocator.grow(&parts[1], 4 * MIB).expect("memory");
-            // SAFETY (here and below): nothing uses the memory behind a fake backing.
-            unsafe { b.allocator.shrink(&parts[1], 0, &parts[1]) }.expect("host memory");
+            shrink(&b.allocator, &parts[1], 0);
             let memory = b.fake.memory(parts[0].addr(), 11 * MIB);
             b.fake.fail(call, fault);
-            let fork = unsafe { b.allocator.fork(&parts[0], &parts[1], 11 * MIB) };
+            let forked = forks(&b.allocator, &parts[0], &parts[1], 11 * MIB);
             b.fake.heal();
-            let fine = fork.is_ok();
+            let fine = forked.is_ok();
             let shared = if fine { 10 * MIB } else { 0 };
             assert_eq!(b.fake.memory(parts[0].addr(), 11 * MIB), memory, "{what}");
             assert_eq!((parts[0].len(), parts[1].len()), (11 * MIB, shared), "{what}");

@@ -371,9 +371,9 @@ impl Kernel for RopeAppend {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
         let (bytes, layout) = (accepted(p.x).bytes(), &p.layout);
-        // SAFETY (both): `plan` requires the words of each part.
-        let room = unsafe { layout.room(sizes(p), 0, (t, 7)) };
-        let own = unsafe { layout.own(sizes(p), 0, (t, 7)) };
+        // SAFETY: `plan` requires the words of each part.
+        let (room, own) =
+            unsafe { (layout.room(sizes(p), 0, (t, 7)), layout.own(sizes(p), 0, (t, 7))) };
         for m in rows_of(p, t) {
             // SAFETY: the caller keeps the conditions of `Kernel::tile`; the position is within
             // table and cache.
