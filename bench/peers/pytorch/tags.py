@@ -77,7 +77,7 @@ def saver():
         check("a wake without room fails", False)
     except torch.OutOfMemoryError as error:
         check("a wake without room fails: %s" % str(error).split("\n")[0][:90], True)
-    # What PyTorch's allocator had cached is free too.
+    # The memory that PyTorch's allocator had cached is free too.
     check("all of it sleeps again", free() >= left - 2 * MIB)
     del guest
     torch.cuda.empty_cache()

@@ -148,7 +148,7 @@ pub enum Error {
     Other(#[source] Foreign),
 }
 
-/// What a check of a stream found in device memory.
+/// The finding of a check in device memory.
 ///
 /// ```
 /// use leasehold_core::{Error, Finding};

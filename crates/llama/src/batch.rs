@@ -126,7 +126,7 @@ impl Slot {
 /// anything: [`grow`](Self::grow) names the sequences. After a [`remove`](Self::remove) the others
 /// go on.
 ///
-/// Where memory can have two addresses ([`Caps::forks`](leasehold::backend::Caps::forks)),
+/// If memory can have two addresses ([`Caps::forks`](leasehold::backend::Caps::forks)),
 /// sequences that begin with the same tokens have those keys and values once, and the later ones
 /// compute the rest of their prompts only. That is true of whole granules (128 tokens for a model
 /// of 8 B parameters) and of whole [pieces](Self::piece), which must have the same size. So the

@@ -215,7 +215,7 @@ fn fork(b: &Bench, models: &mut [Model], at: (usize, usize), bytes: u64, what: &
     assert!(b.allocator.stats().reserved <= reserved, "{what}: a fork takes no memory");
     let Ok(len) = len else {
         let now = [from, to].map(|m| (m.block.len(), m.block.shared()));
-        // What the other block had shared beyond its length may be gone.
+        // Memory that the other block shared beyond its length may be gone.
         assert_eq!((now[0], now[1].0), (before[0], before[1].0), "{what}");
         assert!(at.0 == at.1 || now[1].1 <= before[1].1, "{what}");
         return false;

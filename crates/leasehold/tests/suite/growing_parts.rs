@@ -248,7 +248,7 @@ fn parts_of_a_pool_go_and_come_back_under_a_graph() {
             assert_eq!((lengths(), pool.stats().live), (before, live));
             pooled.check();
             assert_eq!(runtime.to_vec(other.as_view()).unwrap(), [7; 1000]);
-            // What was longer for a while leaves nothing behind.
+            // Parts that were longer for a while leave nothing behind.
             parts.grow(stream, 0..3, 4 << 20).unwrap();
             for (part, bytes) in before.into_iter().enumerate() {
                 parts.shrink(stream, part..part + 1, bytes).unwrap();

@@ -221,7 +221,7 @@ proptest! {
             run(isa, "rope_append", &grown, &[own_turned.bind(), k.bind(), v.bind(), angles.bind(), memory.bind(), NONE, at, limits]);
             let grown = AttentionParams { layout: p.layout(), ..params };
             run(isa, "attention", &grown, &[own_turned.bind(), memory.bind(), NONE, at, own.bind(), limits]);
-            // Where all positions are shared, nothing is appended.
+            // If all positions are shared, nothing is appended.
             let (mut kept, mut shared, mut none) = (before.clone(), p.sharing(POSITIONS), q.clone());
             let grown = RopeParams { layout: p.layout(), ..rope };
             run(isa, "rope_append", &grown, &[none.bind(), k.bind(), v.bind(), angles.bind(), kept.bind(), NONE, at, bind(&mut shared)]);

@@ -47,7 +47,7 @@ impl Elements {
     }
 }
 
-/// What the kernel finds among the first `count` elements, at every level.
+/// The kernel's findings among the first `count` elements, at every level.
 fn finds(elements: &Elements, count: usize) -> Vec<Option<(u64, u64)>> {
     let p = NotFiniteParams::new(count as u64, elements.width as u32, elements.exponent);
     let parts = p.parts() as usize;

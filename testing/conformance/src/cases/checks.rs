@@ -70,7 +70,7 @@ fn names(env: &Env) -> Outcome {
     below(&one, &values, 7777)?;
     one.fill(before.view(), 3u32)?;
     below(&one, &values, 5000)?;
-    // What is submitted behind a finding fails with it, at the latest where it would run.
+    // Work behind a finding fails with it, at the latest where it would run.
     let behind = one.fill(after.view(), 4u32);
     check!(behind.is_ok() || matches!(behind, Err(Error::Check(_))), "the cause is lost");
     let found = finding(one.synchronize())?;

@@ -30,7 +30,7 @@ struct Parts {
     runtime: Runtime,
     parts: GrowingParts,
     kernel: KernelBase,
-    /// What a replay found, and what an eager launch found.
+    /// The findings of a replay and of an eager launch.
     out: [Array<u32>; 2],
     graph: Graph,
     addr: u64,
