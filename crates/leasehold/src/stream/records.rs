@@ -74,9 +74,15 @@ pub(crate) fn check_own(written: u64, buffer: &Buffer) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a use have memory, and those that it writes are the buffer's own.
+/// The bytes of a use have memory, and those that it writes are the buffer's own. Views of a buffer
+/// that does not grow lie within it.
 #[inline(always)]
 fn check_place(one: &impl Use) -> Result<()> {
+    if one.lease().is_growing() { check_growing(one) } else { Ok(()) }
+}
+
+#[cold]
+fn check_growing(one: &impl Use) -> Result<()> {
     check_end(one.end(), one.lease())?;
     check_own(one.written(), one.lease())
 }
