@@ -295,7 +295,8 @@ mod tests {
         assert!(machines.iter().map(|m| calls(m, "cuMemAlloc")).sum::<u64>() > 100);
         // Granules are for memory that grows alone.
         let granules = machines.iter().filter(|m| calls(m, "cuMemCreate") > 0).count();
-        let growing = report.results.iter().filter(|r| (212..=216).contains(&r.case)).count();
+        let grows = |case: u16| (212..=216).contains(&case) || (230..=231).contains(&case);
+        let growing = report.results.iter().filter(|r| grows(r.case)).count();
         assert_eq!(granules, growing);
         let reports: Vec<_> =
             machines.iter().flat_map(Monitor::take_reports).map(|r| r.to_string()).collect();

@@ -476,7 +476,9 @@ impl InParts {
 
     fn limits(&self) -> Option<Data> {
         let bytes = |n| (n * self.cache.bytes()) as u64;
-        let words: Vec<u8> = self.elements().flat_map(|n| bytes(n).to_le_bytes()).collect();
+        let mut words: Vec<u8> = self.elements().flat_map(|n| bytes(n).to_le_bytes()).collect();
+        // No part shares its beginning.
+        words.resize(2 * words.len(), 0);
         Some(Data::bytes(&words, 0))
     }
 

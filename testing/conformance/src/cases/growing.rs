@@ -229,7 +229,8 @@ fn fork(env: &Env) -> Outcome {
     let (shared, now) = (fork.shared(), runtime.allocator().stats());
     check!(shared >= granule && shared == parent.shared(), "{shared} values are shared");
     check_eq!(now.shared_in_growing, 4 * shared as u64, "bytes that both have");
-    let more = 4 * (len - shared).next_multiple_of(granule) as u64;
+    // Its own granules, and the words of its limit, which may have memory of their own.
+    let more = 4 * (len - shared).next_multiple_of(granule) as u64 + 16;
     check!(now.reserved <= reserved + more, "{} bytes more", now.reserved - reserved);
     // Each goes on in memory of its own.
     for (growing, word) in [(&parent, 1u32), (&fork, 2)] {
@@ -261,7 +262,8 @@ fn shared(env: &Env) -> Outcome {
     stream.synchronize()?;
     let memory = runtime.allocator();
     let reserved = memory.stats().reserved;
-    memory.set_budget(reserved);
+    // There is room for limits, which may have memory of their own, and for no granule.
+    memory.set_budget(reserved + 4096);
     let mut others = Vec::new();
     for round in 0..3u32 {
         let other = Growing::<u32>::new(&runtime, 8 * granule)?;
