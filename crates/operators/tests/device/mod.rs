@@ -6,6 +6,7 @@
 //! results must be bit-identical. Computed results may differ by the rounding of their element type
 //! and of sums in f32. Operands lie between canaries, at odd addresses.
 
+mod attention;
 pub mod cases;
 
 use half::{bf16, f16};

@@ -100,7 +100,7 @@ fn released_kernels(env: &Env) -> Outcome {
         check_eq!(runtime.to_vec::<u32>(&buffer)?, [value; 64], "{what}");
         Ok(())
     };
-    // What the device itself keeps is there after the first kernel.
+    // The device's own resources are there after the first kernel.
     let first = named("conformance_first".into())?;
     launch(&first, 1)?;
     runtime.synchronize()?;

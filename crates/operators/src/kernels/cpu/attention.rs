@@ -477,7 +477,7 @@ impl Kernel for Attention {
         // queries.
         unsafe {
             let queries = state.queries.as_mut_ptr().cast::<f32>();
-            let room = p.layout.room(sizes(p, 1), 0, (t, 5));
+            let room = p.layout.own(sizes(p, 1), 0, (t, 5)).end;
             for r in 0..rows {
                 lens[r] = position(ptr(t, 3), first + r, room).map_or(0, |at| at + 1);
                 let q =
@@ -545,9 +545,8 @@ impl Kernel for DecodeAttention {
         unsafe {
             let out = ptr::<u8>(t, 7).add(out_at * elem.bytes());
             let word = ptr::<i32>(t, 6).add(row).cast_const();
-            let room = p.layout.room(sizes(p, p.m as usize), row, (t, 9));
             let own = p.layout.own(sizes(p, p.m as usize), row, (t, 9));
-            let Some(at) = position(word, 0, room).filter(|&at| at >= own) else {
+            let Some(at) = position(word, 0, own.end).filter(|at| own.contains(at)) else {
                 return row::poison(elem, out, group * dim);
             };
             let angles = ptr::<f32>(t, 3).add(at * rotary).cast_const();

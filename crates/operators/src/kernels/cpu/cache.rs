@@ -13,6 +13,7 @@
 use leasehold_hal::kernel::CpuArgs;
 
 use super::tile::{Extent, Launch, Refusal, params, ptr};
+use std::ops::Range;
 
 params! {
     /// The places of keys and values. Distances count heads: `head_dim` elements each.
@@ -170,34 +171,9 @@ impl CacheLayout {
         })
     }
 
-    /// The positions of a sequence that have memory. Operand `limits` has the limits.
-    ///
-    /// # Safety
-    /// - The operand has two words for each part, and `extents` has accepted the sizes.
-    #[inline(always)]
-    pub(crate) unsafe fn room(
-        &self,
-        s: Sizes,
-        sequence: usize,
-        limits: (&CpuArgs<'_>, usize),
-    ) -> usize {
-        if self.limits == 0 {
-            return s.positions as usize;
-        }
-        // SAFETY: by the caller's contract.
-        let [keys, values] = unsafe { self.words(0, sequence, limits) };
-        let bytes = keys.min(values);
-        let heads = bytes / (u64::from(s.head_dim) * s.bytes as u64);
-        let first = self.end(s.kv_heads, 0);
-        if heads < first {
-            return 0;
-        }
-        let more = (heads - first) / u64::from(self.position.max(1));
-        more.saturating_add(1).min(s.positions.into()) as usize
-    }
-
-    /// The first position of a sequence that may be written: those before share memory with other
-    /// sequences. The lowest head counts.
+    /// The positions of a sequence that have memory of its own: those before are shared with other
+    /// sequences, and nobody writes them; those behind have no memory. Operand `limits` has the
+    /// limits.
     ///
     /// # Safety
     /// - The operand has two words for each part, and `extents` has accepted the sizes.
@@ -207,16 +183,25 @@ impl CacheLayout {
         s: Sizes,
         sequence: usize,
         limits: (&CpuArgs<'_>, usize),
-    ) -> usize {
+    ) -> Range<usize> {
         if self.limits == 0 {
-            return 0;
+            return 0..s.positions as usize;
         }
         // SAFETY: by the caller's contract.
-        let [keys, values] = unsafe { self.words(self.limits as usize, sequence, limits) };
-        let bytes = keys.max(values);
-        let heads = bytes.div_ceil(u64::from(s.head_dim) * s.bytes as u64);
-        let heads = heads.saturating_sub(self.offset.into());
-        heads.div_ceil(self.position.max(1).into()) as usize
+        let (memory, shared) = unsafe {
+            (self.words(0, sequence, limits), self.words(self.limits as usize, sequence, limits))
+        };
+        let (head, position) =
+            (u64::from(s.head_dim) * s.bytes as u64, u64::from(self.position.max(1)));
+        let (heads, first) = (memory[0].min(memory[1]) / head, self.end(s.kv_heads, 0));
+        let end = match heads.checked_sub(first) {
+            Some(more) => (more / position).saturating_add(1).min(s.positions.into()),
+            None => 0,
+        };
+        // The lowest head counts.
+        let heads = shared[0].max(shared[1]).div_ceil(head);
+        let begin = heads.saturating_sub(self.offset.into()).div_ceil(position);
+        begin as usize..end as usize
     }
 }
 
@@ -299,13 +284,11 @@ mod tests {
             // SAFETY: the words outlive the arguments; there is no scratch memory.
             let args = unsafe { CpuArgs::new(([1; 3], [1; 3]), &bindings, &[], scratch) };
             // SAFETY: two words for each part.
-            let room = [0, 1].map(|i| unsafe { layout.room(SIZES, i, (&args, 0)) });
-            let fits = |at: &usize| (layout.end(2, *at as u64) * 8) <= bytes;
-            assert_eq!(room, [5, (0..5).filter(fits).count()], "{bytes}");
-            // SAFETY: as above.
             let own = [0, 1].map(|i| unsafe { layout.own(SIZES, i, (&args, 0)) });
+            let fits = |at: &usize| (layout.end(2, *at as u64) * 8) <= bytes;
+            assert_eq!([own[0].end, own[1].end], [5, (0..5).filter(fits).count()], "{bytes}");
             let first = (0..).find(|at| (3 + at * 6) * 8 >= bytes);
-            assert_eq!((own[0], Some(own[1] as u64)), (0, first), "{bytes}");
+            assert_eq!((own[0].start, Some(own[1].start as u64)), (0, first), "{bytes}");
         }
     }
 }

@@ -372,13 +372,12 @@ impl Kernel for RopeAppend {
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
         let (bytes, layout) = (accepted(p.x).bytes(), &p.layout);
         // SAFETY: `plan` requires the words of each part.
-        let (room, own) =
-            unsafe { (layout.room(sizes(p), 0, (t, 7)), layout.own(sizes(p), 0, (t, 7))) };
+        let own = unsafe { layout.own(sizes(p), 0, (t, 7)) };
         for m in rows_of(p, t) {
             // SAFETY: the caller keeps the conditions of `Kernel::tile`; the position is within
             // table and cache.
             unsafe {
-                let at = position(ptr(t, 6), m, room).filter(|&at| at >= own);
+                let at = position(ptr(t, 6), m, own.end).filter(|at| own.contains(at));
                 rotate_row(s, p, t, m, at, ptr(t, 3));
                 let Some(at) = at else { continue };
                 let angles = ptr::<f32>(t, 3).add(at * p.rotary as usize).cast_const();
