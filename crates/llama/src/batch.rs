@@ -470,7 +470,11 @@ impl Batch {
                     }
                 }
             }
-            Some(Err((slot, why))) => failed = Some((slot, why)),
+            Some(Err((slot, why))) => match runtime.stream().failure() {
+                // The others have ended with it.
+                Some(cause) => return Err(cause),
+                None => failed = Some((slot, why)),
+            },
         }
         if marked {
             self.prompts.mark(&runtime, 2);

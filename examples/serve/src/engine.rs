@@ -85,13 +85,18 @@ impl Engine {
         json!({"running": self.jobs.len(), "weight_bytes": weights.map(|stats| stats.reserved)})
     }
 
-    /// Takes the weights from the device.
+    /// Takes the weights from the device. If the device has ended, the batch is made anew the next
+    /// time.
     pub fn sleep(&mut self) -> Result<()> {
         if !self.jobs.is_empty() {
             return Err(Failure(409, "requests are running; ask again after them".to_owned()));
         }
         let model = self.batch.as_ref().map(Batch::model).filter(|model| !model.is_suspended());
-        model.map_or(Ok(0), Model::suspend).map(drop).map_err(|e| Failure(503, e.to_string()))
+        let done = model.map_or(Ok(0), Model::suspend).map(drop);
+        if model.is_some_and(|model| model.runtime().stream().failure().is_some()) {
+            self.batch = None;
+        }
+        done.map_err(|e| Failure(503, e.to_string()))
     }
 
     /// Brings them back. A batch that cannot be woken is made anew the next time.

@@ -11,6 +11,7 @@ use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_llama::{Batch, Config, DType, Mode, Model, Tokenizer, Weights};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, KernelRegistry, MachineConfig, When};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -166,6 +167,7 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     let wanted: Vec<String> = (0..PROMPTS).map(text).collect();
     drivers.lock().set_faults(faults());
 
+    let reasons = Mutex::new(BTreeMap::<String, usize>::new());
     let client = |seed: u64| {
         let (mut state, mut counts) = (seed, [0; 4]);
         for _ in 0..REQUESTS / CLIENTS {
@@ -180,6 +182,7 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
                     }
                     Outcome::Failed(why) => {
                         assert!(names_a_fault(&why), "{why}");
+                        *reasons.lock().entry(why).or_default() += 1;
                         break 1;
                     }
                     Outcome::Left => break 2,
@@ -204,7 +207,8 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     });
     let [texts, failed, left, busy] = all;
     println!("{texts} texts, {failed} failed, {busy} refused, {left} left");
-    assert!(texts > 400 && failed > 3 && left > 200 && busy > 0, "{all:?}");
+    let enough = texts > 400 && failed > 3 && left > 200 && busy > 0;
+    assert!(enough, "{all:?}, {:#?}", reasons.lock());
 
     // The clients that went leave nothing behind.
     let end = Instant::now() + Duration::from_secs(60);

@@ -17,6 +17,16 @@ const POSITIONS: usize = 160;
 /// A prompt that reaches into the second part.
 const LONG: usize = 130;
 
+fn simulated_cuda(kernels: KernelRegistry) -> (Runtime, Arc<leasehold_cuda_sim::SimDriver>) {
+    use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+    let config = SimDriverConfig::new(MachineConfig::seed(11).kernels(kernels));
+    let driver = Arc::new(SimDriver::new(config).unwrap());
+    let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
+    let context = Context::with_backends(vec![Arc::new(backend)]);
+    (context.runtime("cuda:0".parse().unwrap()).unwrap(), driver)
+}
+
 /// The CPU, and simulated CUDA and Metal with their own kernels, each with a check of what its
 /// machine reported.
 fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
@@ -24,13 +34,7 @@ fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
     let mut all: Vec<(Runtime, Box<dyn Fn()>)> = vec![(cpu, Box::new(|| ()))];
     let kernels = KernelRegistry::new();
     if leasehold_operators::emulate_cuda(&kernels).unwrap() {
-        use leasehold_cuda::{CudaBackend, CudaConfig};
-        use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
-        let config = SimDriverConfig::new(MachineConfig::seed(11).kernels(kernels));
-        let driver = Arc::new(SimDriver::new(config).unwrap());
-        let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
-        let context = Context::with_backends(vec![Arc::new(backend)]);
-        let runtime = context.runtime("cuda:0".parse().unwrap()).unwrap();
+        let (runtime, driver) = simulated_cuda(kernels);
         all.push((runtime, Box::new(move || assert!(driver.machine().take_reports().is_empty()))));
     }
     let kernels = KernelRegistry::new();
@@ -326,6 +330,19 @@ fn a_prompt_that_joins_makes_no_sequence_wait_for_two_steps() {
     assert!(beside > median * (times.len() as u32) / 8, "{beside:?} beside {} steps", times.len());
     assert!(batch.find(id).is_ok());
     assert!(driver.machine().take_reports().is_empty());
+}
+
+/// Nobody's step would show it if each prompt failed alone.
+#[test]
+fn a_device_that_ends_in_a_prompt_ends_the_step() {
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).unwrap();
+    let (runtime, driver) = simulated_cuda(kernels);
+    let mut batch = Batch::new(&model(&runtime, 4, 2), 2, POSITIONS, Mode::Graph).unwrap();
+    batch.add(&prompt(3, 1), ops::Sampling::default()).unwrap();
+    driver.machine().lose_device(0, "unplugged");
+    let why = batch.step().unwrap_err();
+    assert!(why.to_string().contains("unplugged"), "{why}");
 }
 
 /// Without memory for its activations. The device stays well, and so do the others.
