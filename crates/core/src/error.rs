@@ -139,7 +139,7 @@ pub enum Error {
         api: &'static str,
         /// Its code.
         code: i32,
-        /// The code's name.
+        /// The code's name, and behind it what the driver said of the call, if it did.
         name: Box<str>,
     },
     /// A foreign error that passes through the runtime: from a host call, an operator or a

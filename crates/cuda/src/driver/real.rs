@@ -18,6 +18,7 @@ mod memory;
 mod module;
 mod plausible;
 mod stream;
+mod words;
 
 use super::cache::{CompileCache, Key};
 use super::nvrtc;
@@ -128,7 +129,10 @@ impl RealDriver {
     /// The error for a code.
     #[cold]
     fn failed(&self, api: &'static str, code: i32, bytes: u64) -> Error {
+        // The calls below would say words of their own.
+        let words = words::take(api, code);
         let name = self.name(code);
+        let name = words.map_or(name.clone(), |words| format!("{name}: {words}").into());
         let sticky = codes::is_sticky(code);
         if sticky || !self.lost.lock().causes.is_empty() {
             let context = self.current_raw() as u64;
@@ -263,6 +267,16 @@ impl DeviceOps for RealDriver {
                     functions.error_name(code).unwrap_or_else(|| codes::name_or_number(code));
                 return Err(codes::unavailable(code, &name));
             }
+        }
+        // Once in a process: the driver calls each function that was registered.
+        static HEARS: OnceLock<()> = OnceLock::new();
+        if let Some(register) = functions.cuLogsRegisterCallback {
+            HEARS.get_or_init(|| {
+                let mut handle = ptr::null_mut();
+                // SAFETY: the function is of the type that the driver calls, and uses no data. A
+                // driver that refuses it leaves its words unheard.
+                unsafe { register(words::hear, ptr::null_mut(), &raw mut handle) };
+            });
         }
         // Another thread may have been faster. Both found the same functions.
         let _ = self.loaded.set(Loaded { functions, fork_guard: ForkGuard::here() });

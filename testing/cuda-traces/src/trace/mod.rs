@@ -300,7 +300,8 @@ fn shown_error(error: &Error) -> String {
         Some(rest[..end].to_owned())
     };
     match error {
-        Error::Driver { name, .. } => name.to_string(),
+        // What newer drivers say beside the name is in no trace.
+        Error::Driver { name, .. } => name.split(':').next().unwrap_or_default().to_owned(),
         Error::OutOfMemory(_) => "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
         Error::DeviceLost { cause } => format!("lost: {}", code_in(cause).unwrap_or_default()),
         Error::Compile { log } => format!("compile: {}", code_in(log).unwrap_or_default()),

@@ -264,7 +264,8 @@ fn older() {
 fn errors() {
     let driver = started();
     let Err(Error::Driver { api, code, name }) = driver.alloc(0) else { panic!() };
-    assert_eq!((api, code, &*name), ("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE"));
+    let words = "CUDA_ERROR_INVALID_VALUE: Requested 0 byte allocation";
+    assert_eq!((api, code, &*name), ("cuMemAlloc", 1, words));
     let Err(Error::OutOfMemory(report)) = driver.alloc(1 << 41) else { panic!() };
     assert_eq!((report.requested, &*report.site), (1 << 41, "cuMemAlloc"));
     // The driver may have a name for a code that this crate does not know.

@@ -181,6 +181,31 @@ extern "C" fn cuCtxEnablePeerAccess(_context: u64, _flags: c_uint) -> c_int {
     704
 }
 
+type Hear = unsafe extern "C" fn(*mut c_void, c_int, *const c_char, usize);
+
+static mut HEAR: Option<Hear> = None;
+
+/// # Safety
+/// - As [`cuDevicePrimaryCtxGetState`].
+#[cfg(not(without_optional))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLogsRegisterCallback(hear: Hear, _data: *mut c_void, handle: *mut u64) -> c_int {
+    // SAFETY: the pointers are as the header describes them (the contract of this function), and
+    // the process has one thread.
+    unsafe { (HEAR, *handle) = (Some(hear), 1) };
+    0
+}
+
+#[cfg(not(without_symbols))]
+fn say(words: &CStr) {
+    // SAFETY: the process has one thread, and the text has its length.
+    unsafe {
+        if let Some(hear) = HEAR {
+            hear(std::ptr::null_mut(), 0, words.as_ptr(), words.to_bytes().len());
+        }
+    }
+}
+
 /// The size selects the code. The function is absent with `without_symbols`.
 ///
 /// # Safety
@@ -192,7 +217,11 @@ unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> c_int {
         return 719;
     }
     match bytes {
-        0 => 1,
+        0 => {
+            say(c"Requested 0 byte allocation");
+            say(c"Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2");
+            1
+        }
         77 => 1234,
         78 => 4321,
         79 => 700,

@@ -69,7 +69,7 @@ macro_rules! functions {
                     $(
                         // SAFETY: the driver's symbol of this name has the signature of the header.
                         // The bindings for 13.0 lack the older functions, and give `cuGetErrorName`
-                        // an enum that cannot hold every code.
+                        // and the callback an enum that cannot hold every code.
                         $old: unsafe { library.get(concat!(stringify!($old), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                 })
@@ -185,6 +185,7 @@ functions! {
     }
     unchecked {
         cuGetErrorName(c_int, *mut *const c_char);
+        cuLogsRegisterCallback(unsafe extern "C" fn(*mut c_void, c_int, *const c_char, usize), *mut c_void, *mut *mut c_void);
         cuCtxCreate_v2(*mut CUcontext, c_uint, CUdevice);
         cuEventElapsedTime(*mut f32, CUevent, CUevent);
         cuMemcpyBatchAsync(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
