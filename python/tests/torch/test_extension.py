@@ -135,6 +135,28 @@ class Extension(unittest.TestCase):
         self.assertEqual(t.pool_uses(pool), 0)
         self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
 
+    def test_pools_of_one_graph(self):
+        """`use_mem_pool` within a capture: PyTorch 2.14 begins a pool while the graph's takes memory."""
+        t, graph, inner = self.t, (0, 7), (0, 8)
+        t.begin_pool(graph, 0)
+        before = t.raw_alloc(1000, 0)
+        t.begin_pool(inner, 0)
+        within = t.raw_alloc(1000, 0)
+        t.end_pool(inner)
+        after = t.raw_alloc(1000, 0)
+        t.end_pool(graph)
+        self.assertTrue(t.live(graph, [before, after]))
+        self.assertTrue(t.live(inner, [within]))
+        # The graph retains both.
+        t.raw_delete(within)
+        self.assertEqual((t.pool_uses(graph), t.pool_uses(inner)), (1, 1))
+        for block in (before, after):
+            t.raw_delete(block)
+        for pool in (inner, graph):
+            t.release_pool(pool)
+        t.empty_cache()
+        self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+
     def test_region(self):
         t, pool = self.t, (0, 6)
         region = self.extension.Region("weights", 0)

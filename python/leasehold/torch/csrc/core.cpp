@@ -88,9 +88,10 @@ void Memory::insert(const Block &block) {
 
 /// The pool of an allocation, under the lock.
 Pool *Memory::route(uintptr_t stream) {
-    for (auto &[id, filter] : underway_) {
-        if (filter(stream)) {
-            return pools_.at(id).get();
+    // The pool that began last: pools nest, also in the capture of a graph.
+    for (auto entry = underway_.rbegin(); entry != underway_.rend(); ++entry) {
+        if (entry->second(stream)) {
+            return pools_.at(entry->first).get();
         }
     }
     return nullptr;
