@@ -108,7 +108,7 @@ pub use leasehold_core::{
 };
 #[doc(inline)]
 pub use leasehold_hal::{
-    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, StreamDesc,
+    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, Partition, PartitionSize, StreamDesc,
 };
 #[doc(inline)]
 pub use pinned::{PinnedArray, PinnedValues};

@@ -14,7 +14,7 @@ use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
 use super::rng::Rng;
 use super::space::AccessScope;
 use super::{
-    Event, EventId, ExecId, GraphId, Machine, MachineState, Queue, QueueFailure, QueueId, Raised,
+    Event, EventId, ExecId, GraphId, Machine, MachineState, PartitionId, Queue, QueueFailure, QueueId, Raised,
     Semaphore, SemaphoreId,
 };
 use leasehold_core::sync::Arc;
@@ -34,7 +34,18 @@ impl Machine {
     /// # Errors
     /// `NotFound` for a device that does not exist; `DeviceLost`; an error of the fault plan.
     pub fn queue_create(&self, device: u32) -> Result<QueueId> {
+        self.queue_create_on(device, None)
+    }
+
+    /// Makes a queue whose kernels run on a partition of the device.
+    ///
+    /// # Errors
+    /// As [`queue_create`](Self::queue_create); `NotFound` for a partition that the device has not.
+    pub fn queue_create_on(&self, device: u32, partition: Option<PartitionId>) -> Result<QueueId> {
         let mut state = self.enter(device, "queue_create")?;
+        if let Some(partition) = partition {
+            state.units.check(device, partition)?;
+        }
         let (agent, epoch) = state.agents.pop().unwrap_or_else(|| {
             state.next_agent += 1;
             (state.next_agent - 1, 0)
@@ -56,6 +67,7 @@ impl Machine {
                 failure: None,
                 capture: None,
                 closing: false,
+                partition,
                 index: None,
                 name: format!("queue {}", id.0).into(),
             },
@@ -557,9 +569,13 @@ impl MachineState {
     }
 
     /// Binds a command and appends it.
-    pub(super) fn push(&mut self, queue: QueueId, command: Command) -> Result<()> {
+    pub(super) fn push(&mut self, queue: QueueId, mut command: Command) -> Result<()> {
         self.check(queue, &command)?;
-        if let Some((graph, last)) = self.queue(queue)?.capture {
+        let of = self.queue(queue)?;
+        if let Command::Kernel(kernel) = &mut command {
+            kernel.partition = kernel.partition.or(of.partition);
+        }
+        if let Some((graph, last)) = of.capture {
             return self.capture(queue, graph, last, command);
         }
         let action = match command {
