@@ -13,7 +13,8 @@ use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::waits::synchronize;
 use leasehold_hal::{
     BackendKind, Description, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
-    MemoryInfo, MemoryKind, Partition, PartitionSize, Pipeline, Plan, Sharing, Stream, StreamDesc, TimestampQuery,
+    MemoryInfo, MemoryKind, Partition, PartitionSize, Pipeline, Plan, Sharing, Stream, StreamDesc,
+    TimestampQuery,
 };
 use std::any::Any;
 use std::time::Duration;

@@ -12,7 +12,9 @@ use crate::watch::Watch;
 use crate::{stream_pool, waits};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Fault, Lease, Result, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT};
+use leasehold_core::{
+    Error, Fault, Lease, Result, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT,
+};
 use leasehold_hal::{Op, OpList, Partition};
 use std::collections::VecDeque;
 use std::ops::Deref;

@@ -315,7 +315,8 @@ fn a_host_call_that_fails_drops_the_work_behind_it() -> Result<()> {
 fn a_wait_for_another_stream_is_native_and_proves_that_the_other_is_done() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     let wait = format!("wait {}", point.value());
@@ -355,7 +356,8 @@ fn a_refusal_in_the_middle_of_a_submission_fails_its_value_and_one_at_its_start_
 fn a_library_call_is_made_as_it_is_submitted_and_work_that_comes_meanwhile_follows_it() -> Result<()>
 {
     let rig = rig();
-    let (stream, other) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (stream, other) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let (own, waits, device) = (stream.clone(), other.clone(), rig.device.clone());
     let call = ForeignCall::new("library", Vec::new(), move |_| {
         device.called("library");
@@ -420,7 +422,8 @@ fn a_value_that_is_failed_takes_those_along_that_wait_for_it_on_other_devices() 
     let (here, there) = (rig_with(tables.clone(), true), rig_with(tables, true));
     [&here, &there].iter().for_each(|rig| rig.device.busy.store(true, Ordering::Release));
     let stream = here.engine.stream(&StreamKey::default())?;
-    let (waits, free) = (there.engine.stream(&StreamKey::default())?, there.engine.stream(&StreamKey::default())?);
+    let (waits, free) =
+        (there.engine.stream(&StreamKey::default())?, there.engine.stream(&StreamKey::default())?);
     let before = submit(&waits, &[Op::Fill(fill(1))])?;
     let point = submit(&stream, &[Op::Fill(fill(2))])?;
     let after = submit(&waits, &[Op::Wait(point), Op::Fill(fill(3))])?;
@@ -439,7 +442,8 @@ fn a_value_that_is_failed_takes_those_along_that_wait_for_it_on_other_devices() 
 fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let streams = [rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?];
+    let streams =
+        [rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?];
     let points: Vec<_> =
         streams.iter().map(|s| submit(s, &[Op::Fill(fill(1))])).collect::<Result<_>>()?;
     assert_eq!(rig.engine.busy_streams(), 2);
@@ -474,7 +478,8 @@ fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
 #[test]
 fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
     let rig = rig();
-    let (waiting, other) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (waiting, other) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let source = TimelineOwner::take()?;
     let value = source.advance()?;
     waiting.note_wait(source.timeline().at(value));
@@ -518,7 +523,11 @@ fn work_that_fails_on_the_device_fails_its_stream_and_the_streams_that_waited_fo
 {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let streams = [rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?];
+    let streams = [
+        rig.engine.stream(&StreamKey::default())?,
+        rig.engine.stream(&StreamKey::default())?,
+        rig.engine.stream(&StreamKey::default())?,
+    ];
     let sound = submit(&streams[0], &[Op::Fill(fill(1))])?;
     let failed = submit(&streams[0], &[Op::Fill(fill(2))])?;
     // The mark of both waits covers the value that fails.
@@ -546,7 +555,8 @@ fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is
 {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let failed = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(failed), Op::Fill(fill(2))])?;
     *rig.device.fails.lock() = Some((failed.value(), Error::state("a page fault")));
@@ -566,7 +576,8 @@ fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is
 fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let before = second.timeline().completed();
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
@@ -590,7 +601,8 @@ fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result
 fn a_host_part_finds_the_values_before_its_own_published() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let waiting = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     submit(&first, &[Op::Fill(fill(3))])?;
@@ -617,7 +629,8 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
     for device in [&rig.device, &other.device] {
         device.busy.store(true, Ordering::Release);
     }
-    let (first, second) = (other.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (first, second) =
+        (other.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     other.device.lost.store(true, Ordering::Release);
@@ -636,7 +649,8 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
 fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> Result<()> {
     let rig = rig_with(Arc::default(), false);
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     let [entered, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
@@ -701,7 +715,8 @@ fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Resul
     }
     for inline in [false, true] {
         let Rig { engine, .. } = rig_with(Arc::default(), inline);
-        let (ending, other) = (engine.stream(&StreamKey::default())?, engine.stream(&StreamKey::default())?);
+        let (ending, other) =
+            (engine.stream(&StreamKey::default())?, engine.stream(&StreamKey::default())?);
         let of_another_backend = TimelineOwner::take()?;
         let gate = of_another_backend.timeline().now().value() + 1;
         let gate = of_another_backend.timeline().at(gate);

@@ -108,7 +108,8 @@ pub use leasehold_core::{
 };
 #[doc(inline)]
 pub use leasehold_hal::{
-    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, Partition, PartitionSize, StreamDesc,
+    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, Partition, PartitionSize,
+    StreamDesc,
 };
 #[doc(inline)]
 pub use pinned::{PinnedArray, PinnedValues};

@@ -49,8 +49,7 @@ impl Case {
     /// A decoder whose work goes to a stream of its own.
     fn decoder(&self, on: &StreamDesc, positions: usize) -> Result<(Model, Decoder)> {
         let runtime = self.runtime.create_stream_with(on)?.runtime();
-        let model =
-            Model::load(&runtime, &self.config, &self.weights, self.dtype, &mut |_, _| {})?;
+        let model = Model::load(&runtime, &self.config, &self.weights, self.dtype, &mut |_, _| {})?;
         let decoder = Decoder::new(&model, positions, 1, Sampling::default())?;
         Ok((model, decoder))
     }
@@ -100,7 +99,9 @@ impl Case {
             })();
             over.store(true, Ordering::Relaxed);
             let each = prefill.map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(Error::other("the thread of prompts panicked")))
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::other("the thread of prompts panicked")))
             });
             decoded?;
             Ok(each.transpose()?.unwrap_or(0.0))

@@ -9,7 +9,9 @@ use super::tables::{Partition, Tables};
 use super::{Scope, SimDriver, refuse};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
-use leasehold_cuda::driver::ops::{NativePartition, NativeStream, PartitionOps, no_partitions, too_small};
+use leasehold_cuda::driver::ops::{
+    NativePartition, NativeStream, PartitionOps, no_partitions, too_small,
+};
 use leasehold_hal::PartitionSize;
 use std::ops::Range;
 

@@ -12,7 +12,8 @@ use leasehold_cuda::driver::ops::{
 };
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{
-    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Meet, Node, PartitionId, Transfer,
+    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Meet, Node, PartitionId,
+    Transfer,
 };
 use std::sync::Arc;
 

@@ -7,7 +7,9 @@ use super::capture::Capture;
 use leasehold_core::sync::thread::ThreadId;
 use leasehold_cuda::driver::ops::{CaptureMode, CopyKind};
 use leasehold_emulator::{Emulator, Param};
-use leasehold_sim::{EventId, ExecId, GraphId, Kernel, Machine, NodeId, PartitionId, PieceId, QueueId};
+use leasehold_sim::{
+    EventId, ExecId, GraphId, Kernel, Machine, NodeId, PartitionId, PieceId, QueueId,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 

@@ -15,8 +15,8 @@ use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::backend::no_partitions;
 use leasehold_hal::{
     Backend, BackendKind, Caps, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
-    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Partition, PartitionSize, Pipeline, Plan, Sharing, Stream,
-    StreamDesc, TimestampQuery,
+    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Partition, PartitionSize, Pipeline,
+    Plan, Sharing, Stream, StreamDesc, TimestampQuery,
 };
 use std::any::Any;
 use std::time::Duration;

@@ -43,7 +43,7 @@ pub use machine::{
     CommCall, CommId, CommJoin, CommOp, Command, DEVICE_BASE, Element, EventId, ExecId,
     FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY, GraphId, HostFn, Kernel,
     KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, LibraryTurn, Link, Machine,
-    MachineConfig, Meet, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts, PartitionId,
-    OnMismatch, Operation, POISON, PieceId, PollFn, QueueFailure, QueueId, Ran, ReadyFn, Reduction,
-    Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
+    MachineConfig, Meet, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts,
+    OnMismatch, Operation, POISON, PartitionId, PieceId, PollFn, QueueFailure, QueueId, Ran,
+    ReadyFn, Reduction, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
 };

@@ -4,8 +4,8 @@ use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Context, DeviceId, Error, GrowingParts, KernelBase, KernelSession, Lease, PartitionSize,
-    Result, Runtime, Stream, StreamDesc, View, ops,
+    Buffer, Context, DeviceId, Error, GrowingParts, KernelBase, KernelSession, Lease,
+    PartitionSize, Result, Runtime, Stream, StreamDesc, View, ops,
 };
 use std::time::Duration;
 

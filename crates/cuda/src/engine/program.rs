@@ -173,7 +173,9 @@ impl Program {
         self.context.within(|driver| {
             // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes are those of
             // the node.
-            unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args, early), on) }
+            unsafe {
+                driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args, early), on)
+            }
         })
     }
 }

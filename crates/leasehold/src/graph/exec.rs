@@ -173,8 +173,7 @@ pub(super) fn plan_of(
             })
             .collect();
         let kept = partitions.iter().filter(|(node, _)| !redundant[*node as usize]);
-        plan.partitions =
-            kept.map(|(node, on)| (moved[*node as usize], on.clone())).collect();
+        plan.partitions = kept.map(|(node, on)| (moved[*node as usize], on.clone())).collect();
     }
     plan
 }
@@ -210,7 +209,9 @@ impl Graph {
         born: Timepoint,
         checks: Vec<Arc<dyn LaunchCheck>>,
     ) -> Result<Self> {
-        let State { ops: recorded, rules, partitions, arena, outside, events, waits, points, .. } = state;
+        let State {
+            ops: recorded, rules, partitions, arena, outside, events, waits, points, ..
+        } = state;
         // A driver looks at the addresses.
         check_all_present(outside.values().map(|o| &*o.lease))?;
         let redundant = redundant(&recorded);

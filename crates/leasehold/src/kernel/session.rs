@@ -288,8 +288,7 @@ impl<'s> KernelSession<'s, Updated> {
             let partition = stream.under().raw.partition();
             // SAFETY: operands were checked to be this device's or the recording's; bindings are
             // views of them, and their access is the kernel's own declaration.
-            let result =
-                unsafe { recording.record_many(ops, rules, &staged.operands, partition) };
+            let result = unsafe { recording.record_many(ops, rules, &staged.operands, partition) };
             ops.clear();
             return result.map(|()| None);
         }

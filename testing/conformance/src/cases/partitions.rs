@@ -5,7 +5,7 @@ use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::PartitionSize::{Rest, Sms};
 use leasehold::{
-    Array, Error, Grid, GraphUpdate, KernelBase, Lease, Operand, Partition, PartitionSize, Runtime,
+    Array, Error, GraphUpdate, Grid, KernelBase, Lease, Operand, Partition, PartitionSize, Runtime,
     Stream, StreamDesc, View,
 };
 

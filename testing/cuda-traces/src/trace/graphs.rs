@@ -4,8 +4,8 @@ use super::kernels::Arguments;
 use super::{CopyKind, Order, Scenario, Trace};
 use leasehold_core::Result;
 use leasehold_cuda::driver::ops::{
-    GraphExecUpdate, Launch, NativeCopy, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativePartition,
-    NativeStream,
+    GraphExecUpdate, Launch, NativeCopy, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
+    NativePartition, NativeStream,
 };
 use std::sync::Arc;
 

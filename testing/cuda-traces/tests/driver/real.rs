@@ -337,11 +337,20 @@ fn arguments() {
     unsafe { driver.launch(STREAM, &launch).unwrap() };
     assert_eq!(read(launch.args.len()), launch.args);
     // SAFETY: the library runs no work.
-    let updated = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch, NativePartition::NULL) };
+    let updated = unsafe {
+        driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch, NativePartition::NULL)
+    };
     assert_eq!(updated.unwrap(), GraphExecUpdate::InPlace);
     assert_eq!(read(launch.args.len()), launch.args);
     // SAFETY: the library runs no work.
-    let refused = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(0xbad), &launch, NativePartition::NULL) };
+    let refused = unsafe {
+        driver.exec_set_kernel(
+            NativeGraphExec(1),
+            NativeNode(0xbad),
+            &launch,
+            NativePartition::NULL,
+        )
+    };
     assert_eq!(refused.unwrap(), GraphExecUpdate::Refused);
     // Without arguments the launch describes no buffer.
     let none = Arguments::new(&[], &[]);

@@ -14,8 +14,8 @@ use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
 use super::rng::Rng;
 use super::space::AccessScope;
 use super::{
-    Event, EventId, ExecId, GraphId, Machine, MachineState, PartitionId, Queue, QueueFailure, QueueId, Raised,
-    Semaphore, SemaphoreId,
+    Event, EventId, ExecId, GraphId, Machine, MachineState, PartitionId, Queue, QueueFailure,
+    QueueId, Raised, Semaphore, SemaphoreId,
 };
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Name, Result};

@@ -106,7 +106,8 @@ impl Machine {
     pub fn partition_destroy(&self, partition: PartitionId) -> Result<()> {
         let mut state = self.lock();
         state.units.partitions.remove(&partition).ok_or_else(|| missing(partition))?;
-        let on = |(&id, q): (&QueueId, &super::Queue)| (q.partition == Some(partition)).then_some(id);
+        let on =
+            |(&id, q): (&QueueId, &super::Queue)| (q.partition == Some(partition)).then_some(id);
         let queues: Vec<QueueId> = state.queues.iter().filter_map(on).collect();
         for queue in queues {
             let index = state.queues.get(&queue).map_or(0, |q| q.over);

@@ -65,18 +65,34 @@ impl RealDriver {
 
     /// Splits multiprocessors into as many groups of the same size as `groups` has room for, each
     /// of `least` at least. Returns the number of groups, and what is left.
-    fn split(&self, all: &Resource, groups: &mut [Resource], least: u32) -> Result<(u32, Resource)> {
+    fn split(
+        &self,
+        all: &Resource,
+        groups: &mut [Resource],
+        least: u32,
+    ) -> Result<(u32, Resource)> {
         let (mut made, mut rest) = (groups.len() as c_uint, nothing());
         let to = groups.as_mut_ptr();
         optional!(
             self,
-            cuDevSmResourceSplitByCount(to, &raw mut made, ptr::from_ref(all), &raw mut rest, 0, least)
+            cuDevSmResourceSplitByCount(
+                to,
+                &raw mut made,
+                ptr::from_ref(all),
+                &raw mut rest,
+                0,
+                least
+            )
         )?;
         Ok((made.min(groups.len() as u32), rest))
     }
 
     /// A partition of these multiprocessors, and how many they are.
-    fn partition_of(&self, device: c_int, groups: &mut [Resource]) -> Result<(NativePartition, u32)> {
+    fn partition_of(
+        &self,
+        device: c_int,
+        groups: &mut [Resource],
+    ) -> Result<(NativePartition, u32)> {
         let (mut desc, mut made): (sys::CUdevResourceDesc, CUgreenCtx) =
             (ptr::null_mut(), ptr::null_mut());
         let (from, number) = (groups.as_mut_ptr(), groups.len() as c_uint);
