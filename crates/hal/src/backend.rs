@@ -105,7 +105,7 @@ pub struct StreamDesc {
     /// The priority: a greater number is more urgent; 0 is the default. Clamped to the device's
     /// range.
     pub priority: i32,
-    /// The multiprocessors that run the stream's kernels; `None` for all of the device.
+    /// The multiprocessors that run the stream's kernels; by default `None`, all of the device.
     pub partition: Option<Lease<Partition>>,
 }
 

@@ -107,7 +107,8 @@ pub struct Caps {
     pub growing: bool,
     /// Growing buffers can be forked: memory may have several addresses.
     pub forks: bool,
-    /// Multiprocessors can be divided among streams ([`Device::partition`](crate::Device::partition)).
+    /// Multiprocessors can be divided among streams
+    /// ([`Device::partition`](crate::Device::partition)).
     pub partitions: bool,
 }
 

@@ -12,9 +12,9 @@
 //! rest.
 
 use leasehold::PartitionSize::{Rest, Sms};
-use leasehold::{DeviceId, Error, Lease, Partition, Runtime, StreamDesc};
+use leasehold::backend::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use leasehold::{DeviceId, Divide, Error, Lease, Partition, Runtime, StreamDesc};
 use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;

@@ -97,6 +97,9 @@ thread_local! {
     static CALLED: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The oldest driver with streams on partitions.
+const PARTITIONS: i32 = 12050;
+
 /// The multiprocessors of a device.
 const MULTIPROCESSORS: u32 = 132;
 
@@ -336,6 +339,11 @@ impl SimDriver {
     /// Checks the process, as the first step of every call.
     fn begin(&self) -> Result<()> {
         codes::check_process(*self.fork_guard.get().ok_or_else(codes::not_started)?)
+    }
+
+    /// Whether the driver has partitions.
+    fn has_partitions(&self) -> bool {
+        self.config.version >= PARTITIONS
     }
 
     /// Begins a call about a context that need not be current. A lost device does not fail the

@@ -5,10 +5,9 @@
 //!
 //! This module must not know managers.
 
-use super::tables::{Partition, Tables};
-use super::{Scope, SimDriver, refuse};
+use super::SimDriver;
+use super::tables::Partition;
 use leasehold_core::{Error, Result};
-use leasehold_cuda::driver::codes::code;
 use leasehold_cuda::driver::ops::{
     NativePartition, NativeStream, PartitionOps, no_partitions, too_small,
 };
@@ -17,24 +16,6 @@ use std::ops::Range;
 
 /// The multiprocessors of a group, on devices of compute capability 9.0.
 const GROUP: u32 = 8;
-/// The oldest driver with streams on partitions.
-const OLDEST: i32 = 12050;
-
-impl Tables {
-    /// A partition whose context is current.
-    pub(super) fn partition(
-        &self,
-        api: &'static str,
-        scope: Scope,
-        partition: NativePartition,
-    ) -> Result<Partition> {
-        match self.partitions.get(&partition.0) {
-            Some(found) if found.context == scope.context => Ok(*found),
-            Some(_) => Err(refuse(api, code::INVALID_CONTEXT)),
-            None => Err(refuse(api, code::CONTEXT_IS_DESTROYED)),
-        }
-    }
-}
 
 /// The multiprocessors of each size, one range after the other.
 fn ranges(sizes: &[PartitionSize], units: u32) -> Result<Vec<Range<u32>>> {
@@ -56,12 +37,6 @@ fn ranges(sizes: &[PartitionSize], units: u32) -> Result<Vec<Range<u32>>> {
         from += count;
     }
     Ok(ranges)
-}
-
-impl SimDriver {
-    pub(super) fn has_partitions(&self) -> bool {
-        self.config.version >= OLDEST
-    }
 }
 
 impl PartitionOps for SimDriver {

@@ -2,7 +2,7 @@
 //!
 //! This module must not know managers.
 
-use super::tables::{Event, NodeKind, Stream, Tables};
+use super::tables::{Event, NodeKind, Partition, Stream, Tables};
 use super::{Scope, SimDriver, call_back, memory, refuse};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
@@ -60,6 +60,20 @@ impl Tables {
             .rev()
             .take_while(|&(&at, mapping)| at + mapping.bytes > first);
         touched.into_iter().all(|(_, mapping)| mapping.reachable)
+    }
+
+    /// A partition whose context is current.
+    pub(super) fn partition(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        partition: NativePartition,
+    ) -> Result<Partition> {
+        match self.partitions.get(&partition.0) {
+            Some(found) if found.context == scope.context => Ok(*found),
+            Some(_) => Err(refuse(api, code::INVALID_CONTEXT)),
+            None => Err(refuse(api, code::CONTEXT_IS_DESTROYED)),
+        }
     }
 
     /// As [`kernel_call`](Self::kernel_call), for a node on a partition, unless `on` is null.

@@ -4,7 +4,7 @@ use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Context, DeviceId, Error, GrowingParts, KernelBase, KernelSession, Lease,
+    Buffer, Context, DeviceId, Divide, Error, GrowingParts, KernelBase, KernelSession, Lease,
     PartitionSize, Result, Runtime, Stream, StreamDesc, View, ops,
 };
 use std::time::Duration;

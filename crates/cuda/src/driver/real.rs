@@ -363,7 +363,7 @@ impl DeviceOps for RealDriver {
             fd_handles: self.flag(device, FD),
             fabric_handles: self.flag(device, FABRIC),
             rdma: self.flag(device, RDMA),
-            green_contexts: self.has_partitions()?,
+            green_contexts: self.loaded()?.functions.has_partitions(),
         })
     }
 

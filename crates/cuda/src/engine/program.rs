@@ -357,8 +357,8 @@ enum After<'a> {
 }
 
 /// Whether node `i` is a kernel that waits itself for the only node in front of it, which is a
-/// kernel of the same partition that does so too. Then the node waits for all that its predecessors have waited for: each
-/// of them is over only when the one before it is.
+/// kernel of the same partition that does so too. Then the node waits for all that its predecessors
+/// have waited for: each of them is over only when the one before it is.
 fn is_dependent(plan: &Plan, i: usize) -> bool {
     let waits = |i: usize| match plan.ops.get(i) {
         Some(Op::Dispatch(d)) => d.pipeline.dependent_launch && !d.grid.contains(&0),

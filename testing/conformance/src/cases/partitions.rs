@@ -5,8 +5,8 @@ use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::PartitionSize::{Rest, Sms};
 use leasehold::{
-    Array, Error, GraphUpdate, Grid, KernelBase, Lease, Operand, Partition, PartitionSize, Runtime,
-    Stream, StreamDesc, View,
+    Array, Divide, Error, GraphUpdate, Grid, KernelBase, Lease, Operand, Partition, PartitionSize,
+    Runtime, Stream, StreamDesc, View,
 };
 
 pub(crate) const CASES: &[Case] = &[

@@ -8,7 +8,7 @@
 //!
 //! This module must not know queues.
 
-use super::{Machine, MachineState, PartitionId, QueueFailure, QueueId};
+use super::ids::PartitionId;
 use leasehold_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,6 +37,36 @@ impl Units {
     /// The number of partitions.
     pub(super) fn count(&self) -> u64 {
         self.partitions.len() as u64
+    }
+
+    /// Adds a partition of these units.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no units, or units that the device has not.
+    pub(super) fn add(&mut self, id: PartitionId, device: u32, units: Range<u32>) -> Result<()> {
+        let all = self.free[device as usize].len();
+        if units.is_empty() || units.end as usize > all {
+            return Err(Error::invalid(format!("units {units:?} of a device with {all}")));
+        }
+        let units = units.start as usize..units.end as usize;
+        self.partitions.insert(id, Partition { device, units });
+        Ok(())
+    }
+
+    /// Removes a partition.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn remove(&mut self, id: PartitionId) -> Result<()> {
+        self.partitions.remove(&id).map(drop).ok_or_else(|| missing(id))
+    }
+
+    /// Refuses a kernel whose partition was destroyed.
+    pub(super) fn check_alive(&self, partition: Option<PartitionId>) -> Result<()> {
+        match partition {
+            Some(id) if !self.partitions.contains_key(&id) => Err(ended()),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a partition that a device has not.
@@ -78,64 +108,7 @@ fn missing(partition: PartitionId) -> Error {
     Error::NotFound(format!("partition {} does not exist", partition.0).into())
 }
 
-impl Machine {
-    /// Makes a partition of the units `units` of a device. Partitions may have units in common.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for no units, or units that the device has not; `NotFound` for a device
-    /// that does not exist; `DeviceLost`; an error of the fault plan.
-    pub fn partition_create(&self, device: u32, units: Range<u32>) -> Result<PartitionId> {
-        let mut state = self.enter(device, "partition_create")?;
-        if units.is_empty() || units.end > self.config().units {
-            return Err(Error::invalid(format!(
-                "units {units:?} of a device with {}",
-                self.config().units
-            )));
-        }
-        let id = PartitionId(state.id());
-        let units = units.start as usize..units.end as usize;
-        state.units.partitions.insert(id, Partition { device, units });
-        Ok(id)
-    }
-
-    /// Destroys a partition. Its queues fail, since no unit runs their work any more; so do
-    /// kernels of graphs on it.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn partition_destroy(&self, partition: PartitionId) -> Result<()> {
-        let mut state = self.lock();
-        state.units.partitions.remove(&partition).ok_or_else(|| missing(partition))?;
-        let on =
-            |(&id, q): (&QueueId, &super::Queue)| (q.partition == Some(partition)).then_some(id);
-        let queues: Vec<QueueId> = state.queues.iter().filter_map(on).collect();
-        for queue in queues {
-            let index = state.queues.get(&queue).map_or(0, |q| q.over);
-            let operation = super::Operation {
-                name: "work of a partition".into(),
-                queue: Some(queue.0),
-                stream: None,
-                index,
-                node: None,
-                scope: None,
-            };
-            state.fail(queue, QueueFailure { operation, cause: ended() });
-        }
-        Ok(())
-    }
-}
-
 /// The failure of work whose partition was destroyed.
-fn ended() -> Error {
+pub(super) fn ended() -> Error {
     Error::state("a partition was destroyed under its work")
-}
-
-impl MachineState {
-    /// Refuses a kernel whose partition was destroyed.
-    pub(super) fn check_partition(&self, partition: Option<PartitionId>) -> Result<()> {
-        match partition {
-            Some(id) if !self.units.partitions.contains_key(&id) => Err(ended()),
-            _ => Ok(()),
-        }
-    }
 }

@@ -173,7 +173,7 @@ impl MachineState {
     }
 
     fn kernel(&mut self, place: &CommandContext, call: KernelCall) -> Outcome {
-        if let Err(ended) = self.check_partition(call.partition) {
+        if let Err(ended) = self.units.check_alive(call.partition) {
             return Outcome::Fail(ended);
         }
         let blocks = call.grid.iter().fold(1u64, |n, &g| n.saturating_mul(u64::from(g)));

@@ -24,8 +24,8 @@ pub trait PartitionOps {
     /// Destroys a partition: `cuGreenCtxDestroy`. May block.
     ///
     /// # Safety
-    /// - `partition` came from [`partitions_create`](Self::partitions_create) and is destroyed once.
-    ///   Its streams were destroyed, and their work is over. No graph has a node of it.
+    /// - `partition` came from [`partitions_create`](Self::partitions_create), and is destroyed
+    ///   once. Its streams were destroyed, and their work is over. No graph has a node of it.
     unsafe fn partition_destroy(&self, partition: NativePartition) -> Result<()>;
 
     /// Creates a non-blocking stream on a partition: `cuGreenCtxStreamCreate`. May block.

@@ -221,6 +221,14 @@ impl Functions {
         self.cuMemcpyBatchAsync_v2.is_some() || self.cuMemcpyBatchAsync.is_some()
     }
 
+    /// Whether all calls for partitions are there (12.5). The driver then has the feature on every
+    /// architecture that it supports (Pascal and newer).
+    pub fn has_partitions(&self) -> bool {
+        self.cuDevSmResourceSplitByCount.is_some()
+            && self.cuGreenCtxStreamCreate.is_some()
+            && self.cuCtxFromGreenCtx.is_some()
+    }
+
     /// The driver's name for a code, including codes newer than this crate.
     pub fn error_name(&self, code: i32) -> Option<Box<str>> {
         let mut name: *const c_char = std::ptr::null();

@@ -54,15 +54,6 @@ impl RealDriver {
         self.driver_version()
     }
 
-    /// Whether the driver has all calls for partitions. It then has the feature on every
-    /// architecture that it supports (Pascal and newer).
-    pub(super) fn has_partitions(&self) -> Result<bool> {
-        let f = &self.loaded()?.functions;
-        Ok(f.cuDevSmResourceSplitByCount.is_some()
-            && f.cuGreenCtxStreamCreate.is_some()
-            && f.cuCtxFromGreenCtx.is_some())
-    }
-
     /// Splits multiprocessors into as many groups of the same size as `groups` has room for, each
     /// of `least` at least. Returns the number of groups, and what is left.
     fn split(
