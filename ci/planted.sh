@@ -81,6 +81,7 @@ plant PieceUnordered sim:0
 plant PartLimitStays sim:0
 plant SourceReadEarly cuda:0 --sim
 plant CheckedEarly sim:0
+plant PartEndsEarly sim:0
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
 # it. The tests of leasehold-cuda-sim do.
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \

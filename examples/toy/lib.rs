@@ -461,7 +461,11 @@ unsafe impl Device for ToyDevice {
         }
     }
 
-    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
+    fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        if let Some(partition) = &desc.partition {
+            let id = self.info().id;
+            return Err(Error::invalid(format!("{partition:?} is not of {id}, which has none")));
+        }
         Ok(Lease::map(self.streams.acquire(&())?, |s| s as &dyn Stream))
     }
 

@@ -69,6 +69,8 @@ pub enum Defect {
     OperandAsRead,
     /// `capi`: a recording that is cancelled stays.
     RecordingLeaked,
+    /// `engine`: a stream does not keep its partition.
+    PartEndsEarly,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy omits its last row.
@@ -101,7 +103,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 37] = [
+    pub const ALL: [Defect; 38] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -139,6 +141,7 @@ impl Defect {
         Defect::PieceUnordered,
         Defect::SourceReadEarly,
         Defect::CheckedEarly,
+        Defect::PartEndsEarly,
     ];
 }
 

@@ -198,6 +198,8 @@ pub mod tags {
         HostTimeline / HostTimelineHandle;
         /// A device timestamp.
         TimestampQuery / TimestampHandle;
+        /// Multiprocessors of a device.
+        Partition / PartitionHandle;
     }
 }
 
@@ -231,4 +233,6 @@ handles! {
     HostTimelineHandle = HostTimeline;
     /// Names a timestamp.
     TimestampHandle = TimestampQuery;
+    /// Names a partition.
+    PartitionHandle = Partition;
 }

@@ -11,6 +11,7 @@ use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_engine::partitions;
 use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
     Backend, BackendKind, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
@@ -133,7 +134,8 @@ unsafe impl Device for DeviceState {
     }
 
     /// The device has one priority, so every request gets it.
-    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
+    fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        partitions::refuse(self.info().id, desc)?;
         Ok(Lease::map(self.streams.acquire(())?, |s| s as &dyn Stream))
     }
 

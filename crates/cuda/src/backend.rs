@@ -3,6 +3,7 @@
 //! This module must hold no state.
 
 use crate::allocator::shareable::DeviceSharing;
+use crate::driver::ops::no_partitions;
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
@@ -12,7 +13,8 @@ use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::waits::synchronize;
 use leasehold_hal::{
     BackendKind, Description, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
-    MemoryInfo, MemoryKind, Pipeline, Plan, Sharing, Stream, StreamDesc, TimestampQuery,
+    MemoryInfo, MemoryKind, Partition, PartitionSize, Pipeline, Plan, Sharing, Stream, StreamDesc,
+    TimestampQuery,
 };
 use std::any::Any;
 use std::time::Duration;
@@ -113,8 +115,22 @@ unsafe impl Device for DeviceState {
     }
 
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        self.primary().core().sound()?;
-        Ok(Lease::map(self.primary().streams().acquire(desc.priority)?, |s| s as &dyn Stream))
+        let context = self.primary();
+        context.core().sound()?;
+        context.partitions.check(desc)?;
+        let stream = context.streams().acquire_on(desc.priority, desc.partition.clone())?;
+        Ok(Lease::map(stream, |s| s as &dyn Stream))
+    }
+
+    fn partition(&self, sizes: &[PartitionSize]) -> Result<Vec<Lease<Partition>>> {
+        let context = self.primary();
+        context.core().sound()?;
+        if !self.caps().partitions {
+            return Err(no_partitions(self.shared().ops.driver_version()?));
+        }
+        context
+            .divide(sizes, self.properties().multiprocessors)
+            .map_err(|e| context.core().settle(e))
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {

@@ -4,6 +4,7 @@
 //! This module must not know a driver.
 
 use crate::host_part::HostPart;
+use crate::partitions::StreamKey;
 use crate::steps::Steps;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timeline, Timepoint};
@@ -113,11 +114,12 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     where
         Self: 'a;
 
-    /// Makes a stream, of which nothing is signalled beyond `start`. May block on the driver.
+    /// Makes a stream, of which nothing is signalled beyond `start`. May block on the driver. The
+    /// engine drops the stream before it lets the partition of the key go.
     ///
     /// # Errors
     /// `OutOfMemory`, or the driver's.
-    fn create(device: &Arc<Self::Device>, priority: i32, start: u64) -> Result<Self>;
+    fn create(device: &Arc<Self::Device>, key: &StreamKey, start: u64) -> Result<Self>;
 
     /// The driver's word for the stream; see `hal::Stream::native`.
     fn handle(&self) -> u64;

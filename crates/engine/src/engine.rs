@@ -3,6 +3,7 @@
 //! This module must not know how streams run.
 
 use crate::driver::{DriverDevice, DriverStream};
+use crate::partitions::StreamKey;
 use crate::state::StreamCore;
 use crate::tables::Tables;
 use crate::watch::Watch;
@@ -24,8 +25,8 @@ impl<N: DriverStream> Engine<N> {
     ///
     /// # Errors
     /// `OutOfMemory` without timelines or memory, or a driver error.
-    pub fn stream(self: &Arc<Self>, priority: i32) -> Result<Arc<StreamCore<N>>> {
-        StreamCore::new(self.clone(), priority)
+    pub fn stream(self: &Arc<Self>, key: &StreamKey) -> Result<Arc<StreamCore<N>>> {
+        StreamCore::new(self.clone(), key)
     }
 
     /// Publishes the values that the streams have reached. Queries the driver, and does not block.

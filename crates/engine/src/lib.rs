@@ -45,8 +45,8 @@
 //! # How the files of a stream build on each other
 //! A file names only files of the lines above its own, except for the third line.
 //!
-//! - Values, queues and tables, which know no stream: `steps`, `host_part`, `driver`, `prepared`,
-//!   `timelines`, `watch`.
+//! - Values, queues and tables, which know no stream: `partitions`, `steps`, `host_part`, `driver`,
+//!   `prepared`, `timelines`, `watch`.
 //! - What streams hold, and what a stream gives to the driver: `state`, `stream/issue`.
 //! - How work goes on: `deferred`, `stream/complete`, `stream/failure`, `stream/resolve`,
 //!   `watcher`. These files call each other. Work that is resumed may complete or fail, and both
@@ -69,6 +69,7 @@ pub mod host_memory;
 mod host_part;
 pub mod host_timeline;
 mod macros;
+pub mod partitions;
 pub mod payload;
 pub mod pipelines;
 mod prepared;

@@ -3,6 +3,7 @@
 //! This module must not know what streams run.
 
 use crate::driver::{DriverStream, Instantiate};
+use crate::partitions::StreamKey;
 use crate::state::{Engine, StreamCore};
 use crate::stream_pool::{PooledStream, StreamPool};
 use crate::waits;
@@ -11,7 +12,7 @@ use leasehold_core::{
     Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
     Timeline, TimelineSource, Timepoint, tags,
 };
-use leasehold_hal::{GraphExec, NodePatch, Op, Plan, Stream};
+use leasehold_hal::{GraphExec, NodePatch, Op, Partition, Plan, Stream};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -30,8 +31,8 @@ impl<N: DriverStream> StreamState<N> {
     ///
     /// # Errors
     /// As [`Engine::stream`].
-    pub fn new(engine: &Arc<Engine<N>>, priority: i32) -> Result<Self> {
-        Ok(Self { core: engine.stream(priority)?, _place: PhantomPinned })
+    pub fn new(engine: &Arc<Engine<N>>, key: &StreamKey) -> Result<Self> {
+        Ok(Self { core: engine.stream(key)?, _place: PhantomPinned })
     }
 
     /// The stream's timeline.
@@ -52,11 +53,11 @@ impl<N: DriverStream> fmt::Debug for StreamState<N> {
 }
 
 impl<N: DriverStream> PooledStream for StreamState<N> {
-    /// The priority, in the driver's numbers.
-    type Key = i32;
+    type Key = StreamKey;
 
-    fn key(&self) -> i32 {
-        self.core.priority()
+    fn key(&self) -> StreamKey {
+        let partition = self.core.partition().cloned();
+        StreamKey { priority: self.core.priority(), partition }
     }
 
     fn timeline(&self) -> &'static Timeline {
@@ -115,6 +116,10 @@ unsafe impl<N: DriverStream> Stream for StreamState<N> {
 
     fn priority(&self) -> i32 {
         N::priority_of(self.core.priority())
+    }
+
+    fn partition(&self) -> Option<&Lease<Partition>> {
+        self.core.partition()
     }
 }
 

@@ -12,8 +12,10 @@ use crate::watch::Watch;
 use crate::{stream_pool, waits};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Fault, Result, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT};
-use leasehold_hal::{Op, OpList};
+use leasehold_core::{
+    Error, Fault, Lease, Result, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT,
+};
+use leasehold_hal::{Op, OpList, Partition};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Weak;
@@ -168,6 +170,10 @@ pub struct StreamCore<N: DriverStream> {
     pub(crate) core: Arc<Engine<N>>,
     pub(crate) owner: TimelineOwner,
     pub(crate) priority: i32,
+    /// Ends after the driver's stream.
+    pub(crate) partition: Option<Lease<Partition>>,
+    /// The pool may lend the stream again. Not so on a partition, which would never end.
+    pub(crate) pooled: bool,
     pub(crate) issued: AtomicU64,
     pub(crate) signalled: AtomicU64,
     pub(crate) wanted: AtomicU64,
@@ -198,10 +204,16 @@ impl<N: DriverStream> StreamCore<N> {
         self.priority
     }
 
+    /// The partition, if the stream is on one.
+    #[must_use]
+    pub fn partition(&self) -> Option<&Lease<Partition>> {
+        self.partition.as_ref()
+    }
+
     /// Whether the pool can lend the stream again.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        stream_pool::is_sound(self.timeline()) && self.host.is_empty()
+        self.pooled && stream_pool::is_sound(self.timeline()) && self.host.is_empty()
     }
 
     /// The stream's name in reports.

@@ -35,6 +35,7 @@ mod wait;
 
 use crate::driver::{DriverDevice, DriverStream};
 use crate::host_part::HostPart;
+use crate::partitions::{self, StreamKey};
 use crate::state::{BlockedOn, Engine, PumpState, RECORDED_MARKS, State};
 use crate::timelines::Origin;
 use crate::waits::Awaited;
@@ -53,14 +54,16 @@ impl<N: DriverStream> StreamCore<N> {
     ///
     /// # Errors
     /// `OutOfMemory` without timelines or memory, or a driver error.
-    pub(crate) fn new(core: Arc<Engine<N>>, priority: i32) -> Result<Arc<Self>> {
+    pub(crate) fn new(core: Arc<Engine<N>>, key: &StreamKey) -> Result<Arc<Self>> {
         let owner = TimelineOwner::take()?;
         let start = owner.timeline().submitted();
-        let native = N::create(&core.device, priority, start).map_err(|e| core.settle(e))?;
+        let native = N::create(&core.device, key, start).map_err(|e| core.settle(e))?;
         let stream = Arc::new_cyclic(|me: &Weak<Self>| Self {
             owner,
             native,
-            priority,
+            priority: key.priority,
+            partition: partitions::keep(key.partition.as_ref()),
+            pooled: key.partition.is_none(),
             issued: AtomicU64::new(start),
             signalled: AtomicU64::new(start),
             wanted: AtomicU64::new(0),

@@ -16,8 +16,8 @@ use std::hash::Hash;
 
 /// A stream in a pool.
 pub trait PooledStream: Tagged<Tag = tags::Stream> + Send + Sync + 'static {
-    /// The property that a request names: a priority, or `()`.
-    type Key: Copy + Eq + Hash + Send + Sync + 'static;
+    /// The property that a request names: a priority and a partition, or `()`.
+    type Key: Clone + Eq + Hash + Send + Sync + 'static;
 
     /// The stream's property.
     fn key(&self) -> Self::Key;

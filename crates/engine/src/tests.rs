@@ -3,6 +3,7 @@
 
 use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::host_timeline::HostTimelineManager;
+use crate::partitions::StreamKey;
 use crate::state::Job;
 use crate::steps::Steps;
 use crate::tables::Tables;
@@ -89,7 +90,7 @@ unsafe impl DriverStream for RecorderStream {
     type Graph = NoGraph;
     type Entry<'a> = &'a Recorder;
 
-    fn create(device: &Arc<Recorder>, _: i32, start: u64) -> Result<Self> {
+    fn create(device: &Arc<Recorder>, _: &StreamKey, start: u64) -> Result<Self> {
         let (signalled, reached) = (AtomicU64::new(start), AtomicU64::new(start));
         let number = device.streams.fetch_add(1, Ordering::Relaxed);
         Ok(Self { device: device.clone(), number, signalled, reached })
@@ -245,7 +246,7 @@ fn submit(stream: &StreamCore<RecorderStream>, ops: &[Op<'_>]) -> Result<Timepoi
 fn work_behind_a_host_timeline_reaches_the_driver_in_order_after_the_signal() -> Result<()> {
     let rig = rig();
     let host_timeline = HostTimelineManager::new(rig.tables.clone())?.acquire()?;
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
     submit(&stream, &[Op::Fill(fill(1)), Op::Wait(gate), Op::Fill(fill(2))])?;
     let last = submit(&stream, &[Op::Fill(fill(3))])?;
@@ -265,7 +266,7 @@ fn a_host_timeline_that_is_dropped_fails_the_stream_that_waits() -> Result<()> {
     let rig = rig();
     let host_timelines = HostTimelineManager::new(rig.tables.clone())?;
     let host_timeline = host_timelines.acquire()?;
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
     let last = submit(&stream, &[Op::Wait(gate), Op::Fill(fill(1))])?;
     drop(host_timeline);
@@ -280,7 +281,7 @@ fn a_host_timeline_that_is_dropped_fails_the_stream_that_waits() -> Result<()> {
 fn a_host_call_starts_after_the_device_and_the_host_part_and_holds_later_work_back() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let device = rig.device.clone();
     let call = HostCall::new("note", move || {
         device.called("host call");
@@ -298,7 +299,7 @@ fn a_host_call_starts_after_the_device_and_the_host_part_and_holds_later_work_ba
 #[test]
 fn a_host_call_that_fails_drops_the_work_behind_it() -> Result<()> {
     let rig = rig();
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let call = HostCall::new("fails", || Err(Error::state("of the test")));
     submit(&stream, &[Op::Host(&call), Op::Fill(fill(1))])?;
     let last = submit(&stream, &[Op::Fill(fill(2))])?;
@@ -314,7 +315,8 @@ fn a_host_call_that_fails_drops_the_work_behind_it() -> Result<()> {
 fn a_wait_for_another_stream_is_native_and_proves_that_the_other_is_done() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     let wait = format!("wait {}", point.value());
@@ -330,7 +332,7 @@ fn a_wait_for_another_stream_is_native_and_proves_that_the_other_is_done() -> Re
 fn a_refusal_in_the_middle_of_a_submission_fails_its_value_and_one_at_its_start_takes_none()
 -> Result<()> {
     let rig = rig();
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     rig.device.refuses.store(true, Ordering::Release);
     let before = stream.timeline().submitted();
     assert!(submit(&stream, &[Op::Fill(fill(1))]).is_err());
@@ -354,7 +356,8 @@ fn a_refusal_in_the_middle_of_a_submission_fails_its_value_and_one_at_its_start_
 fn a_library_call_is_made_as_it_is_submitted_and_work_that_comes_meanwhile_follows_it() -> Result<()>
 {
     let rig = rig();
-    let (stream, other) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (stream, other) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let (own, waits, device) = (stream.clone(), other.clone(), rig.device.clone());
     let call = ForeignCall::new("library", Vec::new(), move |_| {
         device.called("library");
@@ -382,7 +385,7 @@ fn a_library_call_is_made_as_it_is_submitted_and_work_that_comes_meanwhile_follo
 #[test]
 fn a_library_call_that_fails_fails_its_value_and_what_came_meanwhile() -> Result<()> {
     let rig = rig();
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let own = stream.clone();
     let call = ForeignCall::new("library", Vec::new(), move |_| {
         submit(&own, &[Op::Fill(fill(2))])?;
@@ -404,7 +407,7 @@ fn a_library_call_that_fails_fails_its_value_and_what_came_meanwhile() -> Result
 #[test]
 fn a_value_that_is_wanted_during_its_library_call_is_signalled() -> Result<()> {
     let rig = rig();
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let own = stream.clone();
     let call =
         ForeignCall::new("library", Vec::new(), move |_| own.want(own.timeline().submitted()));
@@ -418,8 +421,9 @@ fn a_value_that_is_failed_takes_those_along_that_wait_for_it_on_other_devices() 
     let tables = Arc::new(Tables::default());
     let (here, there) = (rig_with(tables.clone(), true), rig_with(tables, true));
     [&here, &there].iter().for_each(|rig| rig.device.busy.store(true, Ordering::Release));
-    let stream = here.engine.stream(0)?;
-    let (waits, free) = (there.engine.stream(0)?, there.engine.stream(0)?);
+    let stream = here.engine.stream(&StreamKey::default())?;
+    let (waits, free) =
+        (there.engine.stream(&StreamKey::default())?, there.engine.stream(&StreamKey::default())?);
     let before = submit(&waits, &[Op::Fill(fill(1))])?;
     let point = submit(&stream, &[Op::Fill(fill(2))])?;
     let after = submit(&waits, &[Op::Wait(point), Op::Fill(fill(3))])?;
@@ -438,7 +442,8 @@ fn a_value_that_is_failed_takes_those_along_that_wait_for_it_on_other_devices() 
 fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let streams = [rig.engine.stream(0)?, rig.engine.stream(0)?];
+    let streams =
+        [rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?];
     let points: Vec<_> =
         streams.iter().map(|s| submit(s, &[Op::Fill(fill(1))])).collect::<Result<_>>()?;
     assert_eq!(rig.engine.busy_streams(), 2);
@@ -455,7 +460,7 @@ fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
 #[test]
 fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
     let rig = rig();
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let watch = Watch::new(DeviceId::cuda(0), false, Duration::ZERO);
     watch.add(&stream);
     watch.close();
@@ -473,7 +478,8 @@ fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
 #[test]
 fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
     let rig = rig();
-    let (waiting, other) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (waiting, other) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let source = TimelineOwner::take()?;
     let value = source.advance()?;
     waiting.note_wait(source.timeline().at(value));
@@ -494,7 +500,7 @@ fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
 fn a_submission_waits_for_room_before_its_lock_and_held_back_work_is_tried_again() -> Result<()> {
     let rig = rig();
     let host_timeline = HostTimelineManager::new(rig.tables.clone())?.acquire()?;
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     rig.device.full.store(true, Ordering::Release);
     let first = submit(&stream, &[Op::Fill(fill(1))])?;
     stream.wait_host(first.value(), None)?;
@@ -517,7 +523,11 @@ fn work_that_fails_on_the_device_fails_its_stream_and_the_streams_that_waited_fo
 {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let streams = [rig.engine.stream(0)?, rig.engine.stream(0)?, rig.engine.stream(0)?];
+    let streams = [
+        rig.engine.stream(&StreamKey::default())?,
+        rig.engine.stream(&StreamKey::default())?,
+        rig.engine.stream(&StreamKey::default())?,
+    ];
     let sound = submit(&streams[0], &[Op::Fill(fill(1))])?;
     let failed = submit(&streams[0], &[Op::Fill(fill(2))])?;
     // The mark of both waits covers the value that fails.
@@ -545,7 +555,8 @@ fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is
 {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let failed = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(failed), Op::Fill(fill(2))])?;
     *rig.device.fails.lock() = Some((failed.value(), Error::state("a page fault")));
@@ -565,7 +576,8 @@ fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is
 fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let before = second.timeline().completed();
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
@@ -589,7 +601,8 @@ fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result
 fn a_host_part_finds_the_values_before_its_own_published() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let waiting = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     submit(&first, &[Op::Fill(fill(3))])?;
@@ -616,7 +629,8 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
     for device in [&rig.device, &other.device] {
         device.busy.store(true, Ordering::Release);
     }
-    let (first, second) = (other.engine.stream(0)?, rig.engine.stream(0)?);
+    let (first, second) =
+        (other.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     other.device.lost.store(true, Ordering::Release);
@@ -627,7 +641,7 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
     assert!(error.to_string().contains("unplugged"), "{error}");
     assert!(!matches!(error, Error::DeviceLost { .. }), "this device is not lost: {error}");
     assert!(second.timeline().is_idle());
-    assert!(rig.engine.stream(0)?.is_sound());
+    assert!(rig.engine.stream(&StreamKey::default())?.is_sound());
     Ok(())
 }
 
@@ -635,7 +649,8 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
 fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> Result<()> {
     let rig = rig_with(Arc::default(), false);
     rig.device.busy.store(true, Ordering::Release);
-    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let (first, second) =
+        (rig.engine.stream(&StreamKey::default())?, rig.engine.stream(&StreamKey::default())?);
     let point = submit(&first, &[Op::Fill(fill(1))])?;
     let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
     let [entered, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
@@ -672,7 +687,7 @@ fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> 
 #[test]
 fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline() -> Result<()> {
     let rig = rig();
-    let stream = rig.engine.stream(0)?;
+    let stream = rig.engine.stream(&StreamKey::default())?;
     let of_another_backend = TimelineOwner::take()?;
     let value = of_another_backend.advance()?;
     let call = HostCall::new("nothing", || Ok(()));
@@ -700,7 +715,8 @@ fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Resul
     }
     for inline in [false, true] {
         let Rig { engine, .. } = rig_with(Arc::default(), inline);
-        let (ending, other) = (engine.stream(0)?, engine.stream(0)?);
+        let (ending, other) =
+            (engine.stream(&StreamKey::default())?, engine.stream(&StreamKey::default())?);
         let of_another_backend = TimelineOwner::take()?;
         let gate = of_another_backend.timeline().now().value() + 1;
         let gate = of_another_backend.timeline().at(gate);

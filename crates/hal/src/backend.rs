@@ -22,6 +22,7 @@ use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
+use crate::partition::{Partition, PartitionSize};
 use crate::plan::Plan;
 use crate::sharing::Sharing;
 use leasehold_alloc::{Allocator, Backing};
@@ -98,19 +99,28 @@ unsafe impl<B: Backend + ?Sized> Backend for Arc<B> {
 }
 
 /// A caller's requirements for a stream.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct StreamDesc {
     /// The priority: a greater number is more urgent; 0 is the default. Clamped to the device's
     /// range.
     pub priority: i32,
+    /// The multiprocessors that run the stream's kernels; by default `None`, all of the device.
+    pub partition: Option<Lease<Partition>>,
 }
 
 impl StreamDesc {
     /// A stream of this priority.
     #[must_use]
     pub fn priority(priority: i32) -> Self {
-        Self { priority }
+        Self { priority, ..Self::default() }
+    }
+
+    /// A stream on a partition, of the default priority. Its kernels run there alone. Copies and
+    /// fills may use what the driver has for them.
+    #[must_use]
+    pub fn on(partition: &Lease<Partition>) -> Self {
+        Self { partition: Some(partition.clone()), ..Self::default() }
     }
 }
 
@@ -263,8 +273,24 @@ pub unsafe trait Device: Any + Send + Sync {
     /// [`Stream::priority`] returns the result.
     ///
     /// # Errors
+    /// `InvalidArgument` for a partition that this device did not make, or that was closed;
     /// `OverBudget` beyond the limit of streams; the driver's error.
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>>;
+
+    /// Divides the device's multiprocessors among partitions, in the order of the sizes. They have
+    /// no multiprocessor in common. Streams without a partition go on using all of the device. A
+    /// device is divided once at a time: its former partitions have ended before. May block on the
+    /// driver.
+    ///
+    /// # Errors
+    /// `Unsupported` unless [`Caps::partitions`]; what [`PartitionSize::check`] refuses;
+    /// `InvalidArgument` for sizes that the device has not once the driver has rounded them up;
+    /// `InvalidState` while a former partition has a holder, a stream or a graph; the driver's
+    /// error.
+    fn partition(&self, sizes: &[PartitionSize]) -> Result<Vec<Lease<Partition>>> {
+        let _ = sizes;
+        Err(no_partitions(self.info().id))
+    }
 
     /// A pipeline for a kernel. While a key (name, entry, source) has a pipeline with a holder, the
     /// key gives the same pipeline. Concurrent calls compile it once. Blocks during compilation.
@@ -461,11 +487,25 @@ pub unsafe trait Stream: TimelineSource + Any {
         0
     }
 
+    /// The partition that runs the stream's kernels. Constant.
+    fn partition(&self) -> Option<&Lease<Partition>> {
+        None
+    }
+
     /// Returns whether this stream records instead of running: it accepts operations, and its
     /// values never complete. Constant.
     fn is_recording(&self) -> bool {
         false
     }
+}
+
+/// The error of a device whose multiprocessors cannot be divided.
+#[cold]
+#[must_use]
+pub fn no_partitions(device: DeviceId) -> Error {
+    Error::Unsupported(
+        format!("{device}: its multiprocessors cannot be divided (Caps::partitions); use streams of several priorities").into(),
+    )
 }
 
 impl Tagged for dyn Stream {

@@ -107,6 +107,9 @@ pub struct Caps {
     pub growing: bool,
     /// Growing buffers can be forked: memory may have several addresses.
     pub forks: bool,
+    /// Multiprocessors can be divided among streams
+    /// ([`Device::partition`](crate::Device::partition)).
+    pub partitions: bool,
 }
 
 /// The limits of a device.

@@ -48,6 +48,7 @@ pub mod kernel;
 pub mod list;
 pub mod null;
 pub mod op;
+pub mod partition;
 pub mod plan;
 pub mod sharing;
 pub mod traced;
@@ -73,6 +74,7 @@ pub use null::NullBackend;
 pub use op::{
     Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, KeepAlive, Op, TimestampQuery, Upload,
 };
+pub use partition::{Partition, PartitionSize};
 pub use plan::Plan;
 pub use sharing::{SharedSegment, Sharing};
 pub use traced::Traced;

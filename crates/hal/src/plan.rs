@@ -5,7 +5,8 @@
 use crate::hazard::{Tracker, Written};
 use crate::list::OpList;
 use crate::op::Op;
-use leasehold_core::{Error, Result};
+use crate::partition::Partition;
+use leasehold_core::{Error, Lease, Result};
 
 /// A list of operations with dependencies, in topological order.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,8 @@ pub struct Plan {
     pub pred_at: Vec<u32>,
     /// The grants of [`early_reads`](Self::early_reads), by node. Shorter if the rest is 0.
     pub early: Vec<u32>,
+    /// The partitions of the nodes that have one, in the order of the nodes.
+    pub partitions: Vec<(u32, Lease<Partition>)>,
 }
 
 impl Plan {
@@ -65,7 +68,7 @@ impl Plan {
             pred_at.push(pred.len() as u32);
         }
         let early = grants(&ops);
-        Self { ops, pred, pred_at, early }
+        Self { ops, pred, pred_at, early, partitions: Vec::new() }
     }
 
     /// Checks that a backend can run the plan; for `instantiate`.
@@ -98,6 +101,14 @@ impl Plan {
     #[must_use]
     pub fn early_reads(&self, i: usize) -> u32 {
         self.early.get(i).copied().unwrap_or(0)
+    }
+
+    /// The partition that runs node `i`, on whichever stream the graph is launched; `None` for all
+    /// of the device.
+    #[must_use]
+    pub fn partition(&self, i: usize) -> Option<&Lease<Partition>> {
+        let at = self.partitions.binary_search_by_key(&(i as u32), |&(node, _)| node).ok()?;
+        Some(&self.partitions[at].1)
     }
 
     /// The number of nodes.

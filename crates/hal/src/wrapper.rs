@@ -18,6 +18,7 @@ use crate::id::{BackendKind, DeviceId};
 use crate::info::{Description, DeviceInfo, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
+use crate::partition::{Partition, PartitionSize};
 use crate::plan::Plan;
 use crate::sharing::Sharing;
 use leasehold_alloc::{Allocator, Backing};
@@ -367,6 +368,10 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
         })
     }
 
+    fn partition(&self, sizes: &[PartitionSize]) -> Result<Vec<Lease<Partition>>> {
+        self.around("partition", |d| d.partition(sizes))
+    }
+
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         self.around("pipeline", |d| {
             L::check_kernel(&self.open, desc)?;
@@ -495,6 +500,10 @@ unsafe impl<L: Layer> Stream for WrappedStream<L> {
 
     fn priority(&self) -> i32 {
         self.inner.priority()
+    }
+
+    fn partition(&self) -> Option<&Lease<Partition>> {
+        self.inner.partition()
     }
 
     fn is_recording(&self) -> bool {

@@ -39,6 +39,6 @@ pub use leasehold_hal::{
     Description, Device, DeviceId, DeviceInfo, Dispatch, Download, Fill, ForeignCall, Former,
     GraphExec, HostCall, HostTimeline, KeepAlive, KernelCheck, KernelDesc, KernelSource,
     LaunchInfo, Limits, MemoryInfo, MemoryKind, NodePatch, NullBackend, Op, OpList, Overlap,
-    Pipeline, Plan, SharedSegment, Sharing, Stream, StreamDesc, TimestampQuery, Traced, Upload,
-    Validated, hazard,
+    Partition, PartitionSize, Pipeline, Plan, SharedSegment, Sharing, Stream, StreamDesc,
+    TimestampQuery, Traced, Upload, Validated, hazard,
 };

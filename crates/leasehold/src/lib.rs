@@ -68,6 +68,7 @@ pub mod kernel;
 pub mod mps;
 #[doc(alias = "stream_ops")]
 pub mod ops;
+pub mod partition;
 pub mod pinned;
 pub mod prelude;
 pub mod runtime;
@@ -108,8 +109,11 @@ pub use leasehold_core::{
 };
 #[doc(inline)]
 pub use leasehold_hal::{
-    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, StreamDesc,
+    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, Partition, PartitionSize,
+    StreamDesc,
 };
+#[doc(inline)]
+pub use partition::Divide;
 #[doc(inline)]
 pub use pinned::{PinnedArray, PinnedValues};
 #[doc(inline)]

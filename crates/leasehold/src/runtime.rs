@@ -148,10 +148,11 @@ impl Runtime {
         self.create_stream_with(&StreamDesc::default())
     }
 
-    /// Another stream, with a priority.
+    /// Another stream, with a priority, or on a partition.
     ///
     /// # Errors
-    /// As [`create_stream`](Self::create_stream).
+    /// As [`create_stream`](Self::create_stream); `InvalidArgument` for a partition of another
+    /// device, of another context's runtime, or that was closed.
     pub fn create_stream_with(&self, desc: &StreamDesc) -> Result<Stream> {
         let core = self.inner.create_core(desc)?;
         Ok(Stream::new(core, self.stream.recording().cloned(), self.inner.clone()))

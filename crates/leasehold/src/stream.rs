@@ -331,7 +331,8 @@ impl Stream {
     ) -> Result<Option<Timepoint>> {
         if let Some(recording) = &self.recording {
             // SAFETY: by the caller's contract.
-            return unsafe { recording.record(op, operands) }.map(|()| None);
+            return unsafe { recording.record(op, operands, self.live.raw.partition()) }
+                .map(|()| None);
         }
         // SAFETY: by the caller's contract. The submission waits for what the scratch has.
         let point = unsafe {

@@ -8,6 +8,7 @@ use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timepoint};
 use leasehold_engine::backend::DriverBackend;
 use leasehold_engine::driver::DriverDevice;
+use leasehold_engine::partitions;
 use leasehold_engine::waits::synchronize;
 use leasehold_hal::{
     BackendKind, Description, Device, DeviceId, GraphExec, HostTimeline, KernelDesc, MemoryInfo,
@@ -68,7 +69,8 @@ unsafe impl Device for DeviceState {
     }
 
     /// Streams of all priorities are equal: command queues have no priority.
-    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
+    fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        partitions::refuse(self.info().id, desc)?;
         self.engine().sound()?;
         Ok(Lease::map(self.streams().acquire()?, |s| s as &dyn Stream))
     }

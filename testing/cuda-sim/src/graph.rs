@@ -9,7 +9,7 @@ use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
 use leasehold_cuda::driver::ops::{
     CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
-    NativeGraphExec, NativeNode, NativeStream,
+    NativeGraphExec, NativeNode, NativePartition, NativeStream,
 };
 use leasehold_sim::{Command, Node, NodeId, NodeUpdate};
 use std::collections::BTreeMap;
@@ -135,10 +135,11 @@ impl GraphOps for SimDriver {
         graph: NativeGraph,
         after: &[NativeNode],
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddKernelNode";
         let scope = self.enter(API)?;
-        let (node, kind) = self.lock().kernel_call(API, scope, launch)?.node();
+        let (node, kind) = self.lock().kernel_call_on(API, scope, launch, on)?.node();
         self.add(API, graph, after, node, kind)
     }
 
@@ -149,10 +150,11 @@ impl GraphOps for SimDriver {
         graph: NativeGraph,
         after: NativeNode,
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddDependencies";
         let scope = self.enter("cuGraphAddKernelNode")?;
-        let (mut node, kind) = self.lock().kernel_call(API, scope, launch)?.node();
+        let (mut node, kind) = self.lock().kernel_call_on(API, scope, launch, on)?.node();
         if let Node::Kernel(call) = &mut node {
             call.dependent = true;
         }
@@ -330,10 +332,11 @@ impl GraphOps for SimDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<GraphExecUpdate> {
         const API: &str = "cuGraphExecKernelNodeSetParams";
         let scope = self.enter(API)?;
-        let call = match self.lock().kernel_call(API, scope, launch) {
+        let call = match self.lock().kernel_call_on(API, scope, launch, on) {
             Ok(Work::Kernel(call, _)) => call,
             Ok(_) => return Ok(GraphExecUpdate::Refused),
             Err(e) => return refused(Err(e)),

@@ -71,6 +71,7 @@ mod capture;
 mod graph;
 mod memory;
 mod module;
+mod partition;
 mod stream;
 mod tables;
 
@@ -95,6 +96,12 @@ thread_local! {
     /// Whether this thread runs a host function.
     static CALLED: Cell<bool> = const { Cell::new(false) };
 }
+
+/// The oldest driver with streams on partitions.
+const PARTITIONS: i32 = 12050;
+
+/// The multiprocessors of a device.
+const MULTIPROCESSORS: u32 = 132;
 
 /// The features of the simulated driver and its devices.
 #[derive(Debug, Clone)]
@@ -183,6 +190,8 @@ pub struct Census {
     pub graphs: usize,
     /// Executable graphs.
     pub execs: usize,
+    /// Partitions.
+    pub partitions: usize,
     /// Allocations of device memory.
     pub allocations: usize,
     /// Physical pieces that were not released.
@@ -241,7 +250,7 @@ impl SimDriver {
     /// # Errors
     /// Those of [`Machine::new`].
     pub fn new(mut config: SimDriverConfig) -> Result<Self> {
-        config.machine = config.machine.count_calls(false);
+        config.machine = config.machine.count_calls(false).units(MULTIPROCESSORS);
         let machine = Machine::new(config.machine.clone())?;
         for device in 0..config.machine.devices {
             machine.device_set_name(device, &format!("cuda:{device}"))?;
@@ -312,7 +321,8 @@ impl SimDriver {
         }
         let queue = self.machine.queue_create(scope.device)?;
         let handle = tables.handle();
-        tables.streams.insert(handle, tables::Stream { context: scope.context, queue });
+        let stream = tables::Stream { context: scope.context, queue, partition: 0 };
+        tables.streams.insert(handle, stream);
         tables.special.insert((scope.context, thread), handle);
         Ok(())
     }
@@ -329,6 +339,11 @@ impl SimDriver {
     /// Checks the process, as the first step of every call.
     fn begin(&self) -> Result<()> {
         codes::check_process(*self.fork_guard.get().ok_or_else(codes::not_started)?)
+    }
+
+    /// Whether the driver has partitions.
+    fn has_partitions(&self) -> bool {
+        self.config.version >= PARTITIONS
     }
 
     /// Begins a call about a context that need not be current. A lost device does not fail the
@@ -533,7 +548,7 @@ impl DeviceOps for SimDriver {
             pci: format!("0000:{:02x}:00.0", ordinal + 1),
             compute_capability: self.config.compute_capability,
             vendor: false,
-            multiprocessors: 132,
+            multiprocessors: self.config.machine.units,
             memory: self.config.machine.memory,
             l2: 60 << 20,
             numa_node: None,
@@ -552,7 +567,7 @@ impl DeviceOps for SimDriver {
             fd_handles: self.config.vmm,
             fabric_handles: false,
             rdma: false,
-            green_contexts: false,
+            green_contexts: self.has_partitions(),
         })
     }
 

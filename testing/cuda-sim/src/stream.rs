@@ -2,17 +2,18 @@
 //!
 //! This module must not know managers.
 
-use super::tables::{Event, NodeKind, Stream, Tables};
+use super::tables::{Event, NodeKind, Partition, Stream, Tables};
 use super::{Scope, SimDriver, call_back, memory, refuse};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
 use leasehold_cuda::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeContext, NativeCopy,
-    NativeEvent, NativeFill, NativeStream, Progress, SourceOrder, StreamOps,
+    NativeEvent, NativeFill, NativePartition, NativeStream, Progress, SourceOrder, StreamOps,
 };
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{
-    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Meet, Node, Transfer,
+    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Meet, Node, PartitionId,
+    Transfer,
 };
 use std::sync::Arc;
 
@@ -59,6 +60,40 @@ impl Tables {
             .rev()
             .take_while(|&(&at, mapping)| at + mapping.bytes > first);
         touched.into_iter().all(|(_, mapping)| mapping.reachable)
+    }
+
+    /// A partition whose context is current.
+    pub(super) fn partition(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        partition: NativePartition,
+    ) -> Result<Partition> {
+        match self.partitions.get(&partition.0) {
+            Some(found) if found.context == scope.context => Ok(*found),
+            Some(_) => Err(refuse(api, code::INVALID_CONTEXT)),
+            None => Err(refuse(api, code::CONTEXT_IS_DESTROYED)),
+        }
+    }
+
+    /// As [`kernel_call`](Self::kernel_call), for a node on a partition, unless `on` is null.
+    pub(super) fn kernel_call_on(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        launch: &Launch<'_>,
+        on: NativePartition,
+    ) -> Result<Work> {
+        let partition = match on {
+            NativePartition::NULL => None,
+            on => Some(self.partition(api, scope, on)?.id),
+        };
+        match self.kernel_call(api, scope, launch)? {
+            Work::Kernel(call, context) => {
+                Ok(Work::Kernel(KernelCall { partition, ..call }, context))
+            }
+            other => Ok(other),
+        }
     }
 
     /// A launch in the machine's form, with the driver's checks.
@@ -135,6 +170,7 @@ impl Tables {
             params: launch.args[pointers..launch.args.len() - word].to_vec(),
             early: launch.early.unwrap_or(0),
             dependent: false,
+            partition: None,
         };
         Ok(Work::Kernel(call, scope.context))
     }
@@ -199,6 +235,24 @@ impl SimDriver {
             return Err(refuse(api, code::INVALID_VALUE));
         }
         Ok(Work::Fill(FillCall::linear(fill.dst, bytes, fill.value, fill.width)))
+    }
+
+    /// Makes a stream, on a partition if one is named.
+    pub(super) fn new_stream(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        partition: Option<(NativePartition, PartitionId)>,
+    ) -> Result<NativeStream> {
+        let queue = self
+            .machine
+            .queue_create_on(scope.device, partition.map(|(_, id)| id))
+            .map_err(|e| self.told(api, scope.device, 0, e))?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        let partition = partition.map_or(0, |(name, _)| name.0);
+        tables.streams.insert(handle, Stream { context: scope.context, queue, partition });
+        Ok(NativeStream(handle))
     }
 
     /// Gives work to a stream. If the stream is captured, the work becomes a node.
@@ -295,14 +349,7 @@ impl StreamOps for SimDriver {
     fn stream_create(&self, _priority: i32) -> Result<NativeStream> {
         const API: &str = "cuStreamCreateWithPriority";
         let scope = self.enter(API)?;
-        let queue = self
-            .machine
-            .queue_create(scope.device)
-            .map_err(|e| self.told(API, scope.device, 0, e))?;
-        let mut tables = self.lock();
-        let handle = tables.handle();
-        tables.streams.insert(handle, Stream { context: scope.context, queue });
-        Ok(NativeStream(handle))
+        self.new_stream(API, scope, None)
     }
 
     unsafe fn stream_destroy(&self, stream: NativeStream) -> Result<()> {

@@ -7,7 +7,9 @@ use super::capture::Capture;
 use leasehold_core::sync::thread::ThreadId;
 use leasehold_cuda::driver::ops::{CaptureMode, CopyKind};
 use leasehold_emulator::{Emulator, Param};
-use leasehold_sim::{EventId, ExecId, GraphId, Kernel, Machine, NodeId, PieceId, QueueId};
+use leasehold_sim::{
+    EventId, ExecId, GraphId, Kernel, Machine, NodeId, PartitionId, PieceId, QueueId,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -24,6 +26,15 @@ pub(super) struct Context {
 pub(super) struct Stream {
     pub context: u64,
     pub queue: QueueId,
+    /// The partition, or 0.
+    pub partition: u64,
+}
+
+/// A partition, of a device's primary context.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Partition {
+    pub context: u64,
+    pub id: PartitionId,
 }
 
 /// An event.
@@ -149,6 +160,7 @@ pub(super) struct Tables {
     pub execs: BTreeMap<u64, Exec>,
     pub allocations: BTreeMap<u64, Allocation>,
     pub pinned: BTreeMap<u64, Pinned>,
+    pub partitions: BTreeMap<u64, Partition>,
     pub pieces: BTreeMap<u64, Piece>,
     /// Bytes by address.
     pub reservations: BTreeMap<u64, u64>,
@@ -202,6 +214,7 @@ impl Tables {
             modules: self.modules.len(),
             graphs: self.graphs.len(),
             execs: self.execs.len(),
+            partitions: self.partitions.len(),
             allocations: self.allocations.len(),
             pieces: self.pieces.len(),
             reservations: self.reservations.len(),
@@ -248,6 +261,9 @@ impl Tables {
             drop(machine.exec_destroy(exec.id));
             drop(machine.event_destroy(exec.last));
         }
+        let partitions = take(&mut self.partitions, |p| p.context == context);
+        leaked("partitions", partitions.len());
+        partitions.into_iter().for_each(|(_, p)| drop(machine.partition_destroy(p.id)));
         leaked("modules", take(&mut self.modules, |m| m.context == context).len());
         take(&mut self.functions, |f| f.context == context);
         let allocations = take(&mut self.allocations, |a| a.context == context);

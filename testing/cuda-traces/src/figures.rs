@@ -15,8 +15,8 @@ use crate::vouched::Vouched;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::ops::{
     CopyKind, CudaSlowOps, EventFlags, HostFlags, NativeBatch, NativeContext, NativeCopy,
-    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativeStream,
-    SourceOrder,
+    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativePartition,
+    NativeStream, SourceOrder,
 };
 use leasehold_hal::Access;
 use std::time::Instant;
@@ -219,7 +219,9 @@ impl<'a> RawLoop<'a> {
         let mut last = Vec::new();
         for _ in 0..nodes {
             // SAFETY: the memory lives as long as `self`.
-            last = vec![unsafe { self.ops.graph_add_kernel(graph, &last, &launch)? }];
+            last = vec![unsafe {
+                self.ops.graph_add_kernel(graph, &last, &launch, NativePartition::NULL)?
+            }];
         }
         let exec = self.ops.graph_instantiate(graph)?;
         self.ops.exec_upload(exec, self.stream)?;

@@ -151,6 +151,7 @@ impl EncoderState {
             params,
             early: 0,
             dependent: false,
+            partition: None,
         })
     }
 }

@@ -10,11 +10,13 @@ use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_engine::partitions::StreamKey;
 use leasehold_engine::waits::{self, Awaited, synchronize};
+use leasehold_hal::backend::no_partitions;
 use leasehold_hal::{
     Backend, BackendKind, Caps, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
-    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Sharing, Stream,
-    StreamDesc, TimestampQuery,
+    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Partition, PartitionSize, Pipeline,
+    Plan, Sharing, Stream, StreamDesc, TimestampQuery,
 };
 use std::any::Any;
 use std::time::Duration;
@@ -149,8 +151,19 @@ unsafe impl Device for DeviceState {
     }
 
     /// The device has one priority, to which every priority is clamped.
-    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        Ok(Lease::map(self.streams.acquire(())?, |s| s as &dyn Stream))
+    fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        self.partitions.check(desc)?;
+        let key = StreamKey { priority: 0, partition: desc.partition.clone() };
+        Ok(Lease::map(self.streams.acquire(key)?, |s| s as &dyn Stream))
+    }
+
+    fn partition(&self, sizes: &[PartitionSize]) -> Result<Vec<Lease<Partition>>> {
+        if !self.caps().partitions {
+            return Err(no_partitions(self.id()));
+        }
+        self.streams.collect();
+        let units = self.description.info.units;
+        self.partitions.divide(sizes, units, || self.common.divide(self.id(), sizes, units))
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
@@ -267,6 +280,10 @@ unsafe impl Stream for StreamState {
     /// queue.
     fn cancel(&self, cause: Error) -> bool {
         self.common().machine.queue_fail(self.queue, cause).is_ok()
+    }
+
+    fn partition(&self) -> Option<&Lease<Partition>> {
+        StreamState::partition(self)
     }
 
     /// The number of the machine's queue.

@@ -44,6 +44,6 @@ pub use machine::{
     FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY, GraphId, HostFn, Kernel,
     KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, LibraryTurn, Link, Machine,
     MachineConfig, Meet, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts,
-    OnMismatch, Operation, POISON, PieceId, PollFn, QueueFailure, QueueId, Ran, ReadyFn, Reduction,
-    Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
+    OnMismatch, Operation, POISON, PartitionId, PieceId, PollFn, QueueFailure, QueueId, Ran,
+    ReadyFn, Reduction, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
 };

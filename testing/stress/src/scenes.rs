@@ -4,8 +4,8 @@ use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Context, DeviceId, Error, GrowingParts, KernelBase, KernelSession, Lease, Result,
-    Runtime, Stream, View, ops,
+    Buffer, Context, DeviceId, Divide, Error, GrowingParts, KernelBase, KernelSession, Lease,
+    PartitionSize, Result, Runtime, Stream, StreamDesc, View, ops,
 };
 use std::time::Duration;
 
@@ -62,11 +62,13 @@ pub enum Scene {
     },
     /// Parts of growing memory grow and shrink together, and the device knows the end of each.
     Parts,
+    /// Partitions whose last lease is dropped while their streams have work.
+    Partitions,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 11] = [
+    pub const ALL: [Scene; 12] = [
         Scene::FailedHostTimeline,
         Scene::DroppedHostTimeline,
         Scene::FailedCall { panics: false },
@@ -78,6 +80,7 @@ impl Scene {
         Scene::Told { fails: false },
         Scene::Told { fails: true },
         Scene::Parts,
+        Scene::Partitions,
     ];
 }
 
@@ -166,6 +169,7 @@ pub fn play(
         Scene::Common => common(runtime, kernels),
         Scene::Told { fails } => told(runtime, fails),
         Scene::Parts => parts(runtime),
+        Scene::Partitions => partitions(runtime, kernels),
     }
 }
 
@@ -392,6 +396,46 @@ fn parts(runtime: &Runtime) -> std::result::Result<(), String> {
             return Err(format!(
                 "round {round}: parts of {lengths:?} bytes have the limits {limits:?}, {parts:?}"
             ));
+        }
+    }
+    Ok(())
+}
+
+/// Words that a kernel of the scene changes.
+const CHANGED: u32 = 4096;
+
+/// Streams on partitions work behind a host timeline, and everything else of them is dropped.
+fn partitions(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), String> {
+    let partitions = match runtime.partition(&[PartitionSize::Sms(1), PartitionSize::Rest]) {
+        // Another thread has divided the device.
+        Err(Error::Unsupported(_) | Error::InvalidState(_)) => return Ok(()),
+        made => made.map_err(said)?,
+    };
+    let host_timeline = runtime.create_host_timeline().map_err(said)?;
+    let mut expected = Vec::new();
+    for (i, partition) in std::iter::zip(1.., &partitions) {
+        let stream = runtime.create_stream_with(&StreamDesc::on(partition)).map_err(said)?;
+        let layout = leasehold::Layout::new(u64::from(CHANGED) * 4);
+        let buffer = stream.runtime().alloc_layout(layout).map_err(said)?;
+        let work = || -> Result<()> {
+            stream.fill(buffer.view(), 0u32)?;
+            stream.wait(host_timeline.next())?;
+            let (kernel, params) = (&kernels[Kernel::Mask as usize], [CHANGED, i, 1]);
+            launch(&stream, &[Call { kernel, operands: &[buffer.read_write()], params }])
+        };
+        work().map_err(said)?;
+        expected.push((stream.now(), buffer, i));
+    }
+    drop(partitions);
+    // Streams that come are the occasion to end what has no holder.
+    let other = runtime.create_stream().map_err(said)?;
+    host_timeline.signal(host_timeline.value() + 1).map_err(said)?;
+    for (point, buffer, first) in expected {
+        runtime.wait_for(point).map_err(said)?;
+        let mut got = vec![0u32; CHANGED as usize];
+        other.download(&mut got, buffer.view()).map_err(said)?;
+        if !std::iter::zip(first.., &got).all(|(word, got)| word == *got) {
+            return Err(format!("a kernel on partition {first} has not written what it was to"));
         }
     }
     Ok(())

@@ -345,7 +345,8 @@ fn a_broken_plan_is_refused() {
     let call = HostCall::new("nothing", || Ok(()));
     let mut ops = OpList::new();
     ops.push(&Op::Host(&call));
-    let plan = Plan { ops, pred: vec![0], pred_at: vec![0, 1], early: Vec::new() };
+    let plan =
+        Plan { ops, pred: vec![0], pred_at: vec![0, 1], early: Vec::new(), partitions: Vec::new() };
     // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     assert!(matches!(unsafe { rig.device.instantiate(plan) }, Err(Error::InvalidArgument(_))));

@@ -27,12 +27,14 @@ mod device;
 mod graph;
 mod memory;
 mod module;
+mod partition;
 mod stream;
 
 pub use device::{CaptureMode, ContextOps, DeviceOps, DeviceProperties};
 pub use graph::{GraphExecUpdate, GraphOps};
 pub use memory::{HostFlags, MemoryOps, NativeMemoryInfo};
 pub use module::{FunctionInfo, ModuleOps};
+pub use partition::{PartitionOps, no_partitions, too_small};
 pub use stream::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeCopy, NativeFill,
     Progress, SourceOrder, StreamOps,
@@ -55,6 +57,8 @@ leasehold_engine::native_handles! {
     NativeNode;
     /// A `CUgraphExec`.
     NativeGraphExec;
+    /// A `CUgreenCtx`.
+    NativePartition;
     /// A `CUmemGenericAllocationHandle`: physical memory without an address.
     NativeMemory;
 }
@@ -78,6 +82,7 @@ pub unsafe trait CudaSlowOps:
     + EventOps
     + ModuleOps
     + GraphOps
+    + PartitionOps
     + Send
     + Sync
     + 'static

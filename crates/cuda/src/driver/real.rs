@@ -16,6 +16,7 @@ mod graph;
 mod library;
 mod memory;
 mod module;
+mod partition;
 mod plausible;
 mod stream;
 mod words;
@@ -376,9 +377,7 @@ impl DeviceOps for RealDriver {
             fd_handles: self.flag(device, FD),
             fabric_handles: self.flag(device, FABRIC),
             rdma: self.flag(device, RDMA),
-            // From 12.4 on, the driver has this feature on every architecture that it supports
-            // (Pascal and newer).
-            green_contexts: self.driver_version()? >= 12040,
+            green_contexts: self.loaded()?.functions.has_partitions(),
         })
     }
 

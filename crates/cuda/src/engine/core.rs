@@ -8,13 +8,16 @@ use super::shared::Shared;
 use super::stream::CudaStream;
 use super::words::Words;
 use crate::config::CompletionSource;
-use crate::driver::ops::{DeviceProperties, EventFlags, NativeGraphExec, NativeStream};
+use crate::driver::ops::{
+    DeviceProperties, EventFlags, NativeGraphExec, NativePartition, NativeStream,
+};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_engine::driver::DriverDevice;
+use leasehold_engine::partitions::StreamKey;
 use leasehold_engine::staging::Staging;
 use leasehold_engine::{Engine, EngineConfig};
-use leasehold_hal::DeviceId;
+use leasehold_hal::{DeviceId, Partition};
 use std::fmt;
 use std::time::Duration;
 
@@ -90,6 +93,17 @@ impl Core {
         self.event_pool.acquire(&EventFlags::default())
     }
 
+    /// A stream of the driver. The caller keeps the key's partition longer than the stream.
+    pub(crate) fn native_stream(&self, key: &StreamKey) -> Result<NativeStream> {
+        self.context.within(|ops| match &key.partition {
+            // SAFETY: this device made the partition, and the caller keeps it.
+            Some(partition) => unsafe {
+                ops.partition_stream(NativePartition(partition.native()), key.priority)
+            },
+            None => ops.stream_create(key.priority),
+        })
+    }
+
     /// Uploads an executable graph to the device. Blocks until the upload is done.
     pub(crate) fn upload(&self, exec: NativeGraphExec) -> Result<()> {
         self.on_utility(|ops, stream| {
@@ -99,6 +113,24 @@ impl Core {
             // SAFETY: no other thread has the utility stream meanwhile.
             unsafe { ops.stream_synchronize(stream) }
         })
+    }
+
+    /// Makes calls with a stream on a partition that no other thread uses meanwhile; as
+    /// [`on_utility`](Self::on_utility) without one.
+    pub(crate) fn on_stream_of<R>(
+        &self,
+        partition: Option<&Lease<Partition>>,
+        calls: impl FnOnce(&dyn crate::driver::ops::CudaSlowOps, NativeStream) -> Result<R>,
+    ) -> Result<R> {
+        if partition.is_none() {
+            return self.on_utility(calls);
+        }
+        let stream =
+            self.native_stream(&StreamKey { priority: 0, partition: partition.cloned() })?;
+        let result = self.context.within(|ops| calls(ops, stream));
+        // SAFETY: the stream was made here, and nobody else has it.
+        self.context.release_or_log(|ops| unsafe { ops.stream_destroy(stream) });
+        result
     }
 
     /// Makes calls with a stream that no other thread uses meanwhile.

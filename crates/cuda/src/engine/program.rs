@@ -15,7 +15,7 @@ use super::host::land;
 use super::stream::CudaStream;
 use crate::driver::ops::{
     CopyKind, CudaSlowOps, GraphExecUpdate, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec,
-    NativeNode, NativeStream,
+    NativeNode, NativePartition, NativeStream,
 };
 use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
@@ -25,7 +25,8 @@ use leasehold_engine::driver::{GraphSteps, Instantiate};
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
-use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Plan};
+use leasehold_hal::partition::is_same;
+use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Partition, Plan};
 use std::fmt;
 
 /// Bytes of device memory that the driver takes for a node, and for each branch of a graph: a chain
@@ -54,6 +55,8 @@ struct Segment {
 struct Kernel {
     segment: u32,
     node: NativeNode,
+    /// Its partition, which the plan keeps; null without one.
+    on: NativePartition,
 }
 
 /// An instantiated plan.
@@ -166,10 +169,13 @@ impl Program {
         let mut arguments = Arguments::new();
         let args = arguments.fill(&d, early)?;
         let exec = self.segments[kernel.segment as usize].exec;
+        let on = kernel.on;
         self.context.within(|driver| {
             // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes are those of
             // the node.
-            unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args, early)) }
+            unsafe {
+                driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args, early), on)
+            }
         })
     }
 }
@@ -217,12 +223,13 @@ impl Building<'_> {
                     graph,
                     After::Dependent(before),
                     d,
-                    plan.early_reads(i),
+                    (plan.early_reads(i), native(plan.partition(i))),
                 )?,
-                _ => self.node(graph, &after, (i as u32, plan.early_reads(i)), &op)?,
+                _ => self.node(graph, &after, plan, i, &op)?,
             };
             if matches!(&op, Op::Dispatch(d) if !d.grid.contains(&0)) {
-                *kernel = Some(Kernel { segment: number, node });
+                let on = native(plan.partition(i));
+                *kernel = Some(Kernel { segment: number, node, on });
             }
             nodes.push(node);
         }
@@ -234,12 +241,13 @@ impl Building<'_> {
         core.upload(exec)
     }
 
-    /// Adds one node, with the bindings that it may read early.
+    /// Adds node `i` of the plan.
     fn node(
         &mut self,
         graph: NativeGraph,
         after: &[NativeNode],
-        (index, early): (u32, u32),
+        plan: &Plan,
+        i: usize,
         op: &Op<'_>,
     ) -> Result<NativeNode> {
         let core = self.core;
@@ -254,7 +262,10 @@ impl Building<'_> {
         // staging copies.
         match op {
             Op::Dispatch(d) if d.grid.contains(&0) => empty(),
-            Op::Dispatch(d) => add_kernel(context, graph, After::All(after), d, early),
+            Op::Dispatch(d) => {
+                let how = (plan.early_reads(i), native(plan.partition(i)));
+                add_kernel(context, graph, After::All(after), d, how)
+            }
             Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
             Op::Copy(c) => match encoder::route(core, c)? {
                 Route::Direct(copy) => context.within(|ops| {
@@ -297,7 +308,7 @@ impl Building<'_> {
                 })
             }
             Op::WriteTimestamp(timestamp) => {
-                segment.timestamps.push(index);
+                segment.timestamps.push(i as u32);
                 // SAFETY: the graph was made here; the plan keeps the timestamp as long as the
                 // graph may run.
                 context.within(|ops| unsafe {
@@ -323,7 +334,7 @@ impl Building<'_> {
                 }
             }
             Op::Foreign(call) => {
-                let captured = capture(core, call)?;
+                let captured = capture(core, call, plan.partition(i))?;
                 // SAFETY: both graphs were made here and have no other user.
                 let node =
                     context.within(|ops| unsafe { ops.graph_add_child(graph, after, captured) });
@@ -346,14 +357,15 @@ enum After<'a> {
 }
 
 /// Whether node `i` is a kernel that waits itself for the only node in front of it, which is a
-/// kernel that does so too. Then the node waits for all that its predecessors have waited for: each
-/// of them is over only when the one before it is.
+/// kernel of the same partition that does so too. Then the node waits for all that its predecessors
+/// have waited for: each of them is over only when the one before it is.
 fn is_dependent(plan: &Plan, i: usize) -> bool {
     let waits = |i: usize| match plan.ops.get(i) {
         Some(Op::Dispatch(d)) => d.pipeline.dependent_launch && !d.grid.contains(&0),
         _ => false,
     };
-    matches!(plan.predecessors(i), &[before] if waits(before as usize)) && waits(i)
+    let same = |before: usize| is_same(plan.partition(before), plan.partition(i));
+    matches!(plan.predecessors(i), &[b] if waits(b as usize) && same(b as usize)) && waits(i)
 }
 
 fn add_kernel(
@@ -361,7 +373,7 @@ fn add_kernel(
     graph: NativeGraph,
     after: After<'_>,
     d: &Dispatch<'_>,
-    early: u32,
+    (early, on): (u32, NativePartition),
 ) -> Result<NativeNode> {
     let mut arguments = Arguments::new();
     let args = arguments.fill(d, early)?;
@@ -374,10 +386,11 @@ fn add_kernel(
         unsafe {
             match after {
                 After::All(after) => {
-                    ops.graph_add_kernel(graph, after, &encoder::launch(d, args, early))
+                    ops.graph_add_kernel(graph, after, &encoder::launch(d, args, early), on)
                 }
                 After::Dependent(before) => {
-                    ops.graph_add_dependent_kernel(graph, before, &encoder::launch(d, args, early))
+                    let launch = encoder::launch(d, args, early);
+                    ops.graph_add_dependent_kernel(graph, before, &launch, on)
                 }
             }
         }
@@ -392,9 +405,18 @@ fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
     Ok(addr)
 }
 
-/// Captures a library's call as a graph.
-fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph> {
-    core.on_utility(|ops, stream| {
+/// The driver's partition of a node, or null.
+fn native(partition: Option<&Lease<Partition>>) -> NativePartition {
+    partition.map_or(NativePartition::NULL, |partition| NativePartition(partition.native()))
+}
+
+/// Captures a library's call as a graph, on a stream of the node's partition.
+fn capture(
+    core: &Core,
+    call: &leasehold_hal::ForeignCall,
+    on: Option<&Lease<Partition>>,
+) -> Result<NativeGraph> {
+    core.on_stream_of(on, |ops, stream| {
         // SAFETY: no other thread has the utility stream meanwhile.
         unsafe { ops.capture_begin(stream) }?;
         let called = call.run(stream.0);

@@ -18,6 +18,7 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Lease, Result, Timeline, Timepoint, UniqueLease};
 use leasehold_engine::driver::{DriverStream, Sink};
+use leasehold_engine::partitions::StreamKey;
 use leasehold_hal::{ForeignCall, GraphExec, Op};
 use std::collections::VecDeque;
 use std::fmt;
@@ -72,9 +73,9 @@ unsafe impl DriverStream for CudaStream {
     type Graph = Program;
     type Entry<'a> = ScopedContext<'a>;
 
-    fn create(core: &Arc<Core>, priority: i32, start: u64) -> Result<Self> {
+    fn create(core: &Arc<Core>, key: &StreamKey, start: u64) -> Result<Self> {
         let word = if core.has_words() { Some(core.words.take(start)?) } else { None };
-        let native = core.context.within(|ops| ops.stream_create(priority))?;
+        let native = core.native_stream(key)?;
         Ok(Self {
             core: core.clone(),
             native,

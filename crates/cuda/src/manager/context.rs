@@ -19,7 +19,7 @@ use super::host_timeline::HostTimelineManager;
 use super::module::ModuleManager;
 use super::stream::StreamManager;
 use crate::allocator::Memory;
-use crate::driver::ops::NativeContext;
+use crate::driver::ops::{NativeContext, NativePartition};
 use crate::engine::core::{Core, Streams};
 use crate::engine::driver_context::DriverContext;
 use leasehold_core::sync::Arc;
@@ -27,8 +27,9 @@ use leasehold_core::{
     ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
+use leasehold_engine::partitions::Partitions;
 use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
-use leasehold_hal::MemoryKind;
+use leasehold_hal::{MemoryKind, Partition, PartitionSize};
 use std::fmt;
 use std::marker::PhantomPinned;
 
@@ -38,6 +39,8 @@ pub(crate) const RETIRING: &str = "lh-cuda-end";
 /// A context and the resources that it owns.
 pub struct ContextState {
     pub(crate) streams: StreamManager,
+    // After the streams, which hold them.
+    pub(crate) partitions: Partitions,
     pub(crate) events: EventManager,
     pub(crate) host_timelines: HostTimelineManager,
     pub(crate) functions: FunctionManager,
@@ -76,6 +79,7 @@ impl ContextState {
         Ok(Self {
             _place: PhantomPinned,
             streams: StreamManager::new(&core, range)?,
+            partitions: Partitions::new(memory.context.id())?,
             events,
             host_timelines: HostTimelineManager::new(shared.tables.clone())?,
             modules: ModuleManager::new(&core)?,
@@ -144,6 +148,28 @@ impl ContextState {
         &self.core
     }
 
+    /// Divides the device's multiprocessors; see `hal::Device::partition`. Former partitions may
+    /// end here.
+    ///
+    /// # Errors
+    /// As `hal::Device::partition`.
+    pub fn divide(&self, sizes: &[PartitionSize], units: u32) -> Result<Vec<Lease<Partition>>> {
+        self.streams.collect();
+        let context = &self.core.context;
+        self.partitions.divide(sizes, units, || {
+            let made = context.within(|ops| ops.partitions_create(context.ordinal(), sizes))?;
+            let enter = |(native, units): (NativePartition, u32)| {
+                let of = context.clone();
+                Partition::new(context.id(), units, native.0, move || {
+                    // SAFETY: the driver made the partition just now. Streams and graphs keep this
+                    // partition, so they are gone.
+                    of.release_or_log(|ops| unsafe { ops.partition_destroy(native) });
+                })
+            };
+            Ok(made.into_iter().map(enter).collect())
+        })
+    }
+
     /// Reports the statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
@@ -153,6 +179,7 @@ impl ContextState {
         report("pipeline", self.functions.stats());
         report("module", self.modules.stats());
         report("graph", self.graphs.stats());
+        report("partition", self.partitions.stats());
         report("mark", self.events.event_pool_stats());
     }
 
@@ -161,6 +188,7 @@ impl ContextState {
         self.externals.shutdown();
         self.streams.shutdown()?;
         self.graphs.shutdown()?;
+        self.partitions.shutdown()?;
         self.events.shutdown()?;
         self.host_timelines.shutdown()?;
         self.functions.shutdown()?;

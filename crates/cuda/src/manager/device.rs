@@ -70,6 +70,7 @@ impl DeviceState {
         let source = shared.config.memory;
         caps.growing = properties.vmm && matches!(source, MemorySource::Auto | MemorySource::Vmm);
         caps.forks = caps.growing;
+        caps.partitions = properties.green_contexts;
         caps.priorities = primary.streams.has_priorities();
         let limits = &mut description.limits;
         limits.grid = properties.grid;

@@ -9,7 +9,9 @@ use crate::engine::core::Streams;
 use crate::engine::stream::CudaStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
+use leasehold_engine::partitions::StreamKey;
 use leasehold_engine::stream_pool::StreamPool;
+use leasehold_hal::Partition;
 use std::fmt;
 use std::ops::Deref;
 
@@ -29,7 +31,7 @@ pub struct StreamManager {
 impl StreamManager {
     pub(crate) fn new(core: &Arc<Streams>, range: (i32, i32)) -> Result<Self> {
         let maker = core.clone();
-        let make = move |priority: &i32| StreamState::new(&maker, *priority);
+        let make = move |key: &StreamKey| StreamState::new(&maker, key);
         Ok(Self {
             streams: StreamPool::new(core.shared.config.streams, Box::new(make))?,
             range,
@@ -81,7 +83,19 @@ impl StreamManager {
     /// # Errors
     /// `OverBudget` beyond the limit of streams; `OutOfMemory`; a driver error.
     pub fn acquire(&self, priority: i32) -> Result<Lease<StreamState>> {
-        self.streams.acquire(self.native(priority))
+        self.streams.acquire(StreamKey::new(self.native(priority)))
+    }
+
+    /// Acquires a new stream on a partition, which the caller has checked to be of this context.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    pub(crate) fn acquire_on(
+        &self,
+        priority: i32,
+        partition: Option<Lease<Partition>>,
+    ) -> Result<Lease<StreamState>> {
+        self.streams.acquire(StreamKey { priority: self.native(priority), partition })
     }
 
     /// The manager's own stream of this priority. The call makes the stream unless it is alive. The
@@ -91,7 +105,7 @@ impl StreamManager {
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self, priority: i32) -> Result<StreamHandle> {
-        self.streams.ensure_alive(self.native(priority))
+        self.streams.ensure_alive(StreamKey::new(self.native(priority)))
     }
 
     /// Whether the device has more than one priority.

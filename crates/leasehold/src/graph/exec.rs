@@ -32,7 +32,7 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
 };
-use leasehold_hal::{Op, OpList, Plan};
+use leasehold_hal::{Op, OpList, Partition, Plan};
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Weak;
@@ -132,6 +132,8 @@ pub(super) struct Inner {
     points: Vec<Timepoint>,
     /// The rules of the launches, by node of the recording.
     pub(super) rules: Vec<(u32, Arc<Rules>)>,
+    /// The partitions, by node of the recording.
+    pub(super) partitions: Vec<(u32, Lease<Partition>)>,
     /// Checks of other crates, asked before each launch of the graph.
     checks: Vec<Arc<dyn LaunchCheck>>,
     /// Launches that have asked for room and are not submitted yet. The executable stays for them.
@@ -153,11 +155,27 @@ fn last_of_each(mut events: Vec<Signal>) -> Vec<Signal> {
     events
 }
 
-/// The plan of what is not redundant.
-pub(super) fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
+/// The plan of what is not redundant, with the partitions of the recording's nodes.
+pub(super) fn plan_of(
+    recorded: &OpList,
+    redundant: &[bool],
+    partitions: &[(u32, Lease<Partition>)],
+) -> Plan {
     let mut ops = recorded.clone();
     ops.retain(|i| !redundant[i]);
-    Plan::new(ops)
+    let mut plan = Plan::new(ops);
+    if !partitions.is_empty() {
+        let mut gone = 0;
+        let moved: Vec<u32> = std::iter::zip(0.., redundant)
+            .map(|(i, &out): (u32, _)| {
+                gone += u32::from(out);
+                i - gone.min(i)
+            })
+            .collect();
+        let kept = partitions.iter().filter(|(node, _)| !redundant[*node as usize]);
+        plan.partitions = kept.map(|(node, on)| (moved[*node as usize], on.clone())).collect();
+    }
+    plan
 }
 
 /// The error of a launch that waited for room in vain.
@@ -191,11 +209,13 @@ impl Graph {
         born: Timepoint,
         checks: Vec<Arc<dyn LaunchCheck>>,
     ) -> Result<Self> {
-        let State { ops: recorded, rules, arena, outside, events, waits, points, .. } = state;
+        let State {
+            ops: recorded, rules, partitions, arena, outside, events, waits, points, ..
+        } = state;
         // A driver looks at the addresses.
         check_all_present(outside.values().map(|o| &*o.lease))?;
         let redundant = redundant(&recorded);
-        let plan = plan_of(&recorded, &redundant);
+        let plan = plan_of(&recorded, &redundant, &partitions);
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         outside.reserve(held.len());
@@ -226,6 +246,7 @@ impl Graph {
             waits,
             points,
             rules,
+            partitions,
             checks,
             wanted: AtomicU32::new(0),
             state: Mutex::new(state),

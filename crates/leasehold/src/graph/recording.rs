@@ -23,7 +23,7 @@ use leasehold_alloc::{Buffer, GraphArena, Layout};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint};
-use leasehold_hal::{Access, Op, OpList, TimestampQuery};
+use leasehold_hal::{Access, Op, OpList, Partition, TimestampQuery};
 use std::collections::HashMap;
 
 /// A recording, which its runtime and streams share.
@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) ops: OpList,
     /// The rules of the launches among the operations, by node.
     pub(crate) rules: Vec<(u32, Arc<Rules>)>,
+    /// The partitions of the streams that operations were given to, by node.
+    pub(crate) partitions: Vec<(u32, Lease<Partition>)>,
     pub(crate) arena: GraphArena,
     /// The buffers allocated in it, by symbol.
     pub(crate) members: HashMap<u64, Member>,
@@ -167,6 +169,7 @@ impl Recording {
         let state = State {
             ops: OpList::new(),
             rules: Vec::new(),
+            partitions: Vec::new(),
             arena,
             members: HashMap::new(),
             outside: HashMap::new(),
@@ -272,10 +275,15 @@ impl Recording {
     /// - As the submission that is recorded, for every launch of the graph.
     #[cold]
     #[inline(never)]
-    pub(crate) unsafe fn record(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<()> {
+    pub(crate) unsafe fn record(
+        &self,
+        op: &Op<'_>,
+        operands: &[Operand<'_>],
+        partition: Option<&Lease<Partition>>,
+    ) -> Result<()> {
         self.with(|s| {
             s.check(operands)?;
-            let node = s.ops.push(op) as u32;
+            let node = s.push(op, partition);
             operands.iter().for_each(|o| s.note(o, node));
             Ok(())
         })?
@@ -293,11 +301,12 @@ impl Recording {
         ops: &[Op<'_>],
         rules: impl Iterator<Item = Arc<Rules>>,
         operands: &[Operand<'_>],
+        partition: Option<&Lease<Partition>>,
     ) -> Result<()> {
         self.with(|s| {
             let first = s.ops.len() as u32;
             for (op, rules) in std::iter::zip(ops, rules) {
-                let node = s.ops.push(op) as u32;
+                let node = s.push(op, partition);
                 s.rules.push((node, rules));
             }
             let last = (s.ops.len() as u32).saturating_sub(1);
@@ -377,6 +386,13 @@ impl Recording {
 }
 
 impl State {
+    /// Adds an operation of a stream on this partition.
+    fn push(&mut self, op: &Op<'_>, partition: Option<&Lease<Partition>>) -> u32 {
+        let node = self.ops.push(op) as u32;
+        self.partitions.extend(partition.map(|partition| (node, partition.clone())));
+        node
+    }
+
     /// The operator that is being encoded need not declare the buffer.
     fn own(&mut self, handle: BufferHandle) {
         if let Some(encoding) = self.encodings.last_mut() {
@@ -453,6 +469,11 @@ pub(crate) struct OpenEncoding<'a> {
     depth: usize,
 }
 
+/// Takes what belongs to nodes from `to` on.
+fn split_off<T>(by_node: &mut Vec<(u32, T)>, to: usize) -> Vec<(u32, T)> {
+    by_node.split_off(by_node.partition_point(|&(node, _)| (node as usize) < to))
+}
+
 impl OpenEncoding<'_> {
     /// Keeps what was encoded, unless it touched more than was declared.
     pub(crate) fn keep(self, name: &str, declared: &[(BufferHandle, bool)]) -> Result<()> {
@@ -509,12 +530,12 @@ impl Drop for OpenEncoding<'_> {
             s.points.truncate(undo.first().map_or(usize::MAX, |e| e.points));
             let events = s.events.split_off(events.min(s.events.len()));
             let waits = s.waits.split_off(waits.min(s.waits.len()));
-            let rules =
-                s.rules.split_off(s.rules.partition_point(|&(node, _)| (node as usize) < to));
+            let rules = split_off(&mut s.rules, to);
+            let partitions = split_off(&mut s.partitions, to);
             let noted = s.noted.split_off(s.noted.partition_point(|noted| noted.ops <= to));
             let ops = s.ops.clone();
             s.ops.truncate(to);
-            Some((ops, leases, events, waits, rules, noted))
+            Some((ops, leases, events, waits, rules, partitions, noted))
         });
         // Without the lock: what is dropped may be anybody's closure.
         drop(undone);

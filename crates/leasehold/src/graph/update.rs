@@ -182,7 +182,7 @@ impl Graph {
         }
         inner.check_launches(&recorded, &changed)?;
         let redundant = redundant(&recorded);
-        let plan = plan_of(&recorded, &redundant);
+        let plan = plan_of(&recorded, &redundant, &inner.partitions);
         let same = !others
             && redundant == state.redundant
             && plan.pred == state.plan.pred

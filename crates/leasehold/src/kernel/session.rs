@@ -285,9 +285,10 @@ impl<'s> KernelSession<'s, Updated> {
             // SAFETY: bases are borrowed for the session's life, and what was made ready lies in
             // them.
             let rules = staged.launches.iter().map(|launch| unsafe { (*launch.rules).clone() });
+            let partition = stream.under().raw.partition();
             // SAFETY: operands were checked to be this device's or the recording's; bindings are
             // views of them, and their access is the kernel's own declaration.
-            let result = unsafe { recording.record_many(ops, rules, &staged.operands) };
+            let result = unsafe { recording.record_many(ops, rules, &staged.operands, partition) };
             ops.clear();
             return result.map(|()| None);
         }

@@ -43,6 +43,7 @@ use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard, spin_loop, thread};
 use leasehold_core::{Claim, Error, Lease, Result, Timeline, UniqueLease};
 use leasehold_engine::driver::{DriverDevice, DriverStream, Sink};
+use leasehold_engine::partitions::StreamKey;
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_hal::{Copy2d, Dispatch, ForeignCall, GraphExec, Limits, Op, Pipeline};
@@ -488,7 +489,7 @@ unsafe impl DriverStream for MpsStream {
     type Graph = Program;
     type Entry<'a> = MutexGuard<'a, Encoding>;
 
-    fn create(core: &Arc<Core>, _: i32, start: u64) -> Result<Self> {
+    fn create(core: &Arc<Core>, _: &StreamKey, start: u64) -> Result<Self> {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {

@@ -10,12 +10,10 @@ use crate::engine::core::Streams;
 use crate::engine::stream::MpsStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
+use leasehold_engine::partitions::StreamKey;
 use leasehold_engine::stream_pool::StreamPool;
 use std::fmt;
 use std::ops::Deref;
-
-/// The priority of all streams: queues have none.
-const PRIORITY: i32 = 0;
 
 /// A stream.
 pub type StreamState = leasehold_engine::payload::StreamState<MpsStream>;
@@ -31,7 +29,7 @@ pub struct StreamManager {
 impl StreamManager {
     pub(crate) fn new(streams: &Arc<Streams>) -> Result<Self> {
         let (maker, limit) = (streams.clone(), streams.config().streams);
-        let make = move |priority: &i32| StreamState::new(&maker, *priority);
+        let make = move |key: &StreamKey| StreamState::new(&maker, key);
         Ok(Self {
             streams: StreamPool::new(limit, Box::new(make))?,
             #[cfg(feature = "test-hooks")]
@@ -75,7 +73,7 @@ impl StreamManager {
     /// # Errors
     /// `OverBudget` beyond the limit of streams; `OutOfMemory`; a driver error.
     pub fn acquire(&self) -> Result<Lease<StreamState>> {
-        self.streams.acquire(PRIORITY)
+        self.streams.acquire(StreamKey::default())
     }
 
     /// The manager's own stream. The call makes the stream unless it is alive. The manager keeps
@@ -85,7 +83,7 @@ impl StreamManager {
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self) -> Result<StreamHandle> {
-        self.streams.ensure_alive(PRIORITY)
+        self.streams.ensure_alive(StreamKey::default())
     }
 }
 

@@ -17,6 +17,7 @@ mod growing;
 mod growing_parts;
 mod kernels;
 mod memory;
+mod partitions;
 mod peers;
 mod process;
 mod recordings;
@@ -45,6 +46,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         checks::CASES,
         recordings::CASES,
         faults::CASES,
+        partitions::CASES,
         peers::CASES,
         process::CASES,
         threads::CASES,

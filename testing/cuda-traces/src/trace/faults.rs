@@ -4,7 +4,7 @@
 use super::kernels::Arguments;
 use super::{HostFlags, Order, Scenario, Trace};
 use leasehold_core::Result;
-use leasehold_cuda::driver::ops::{EventFlags, NativeContext};
+use leasehold_cuda::driver::ops::{EventFlags, NativeContext, NativePartition};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("fault_illegal_address", |t| fault(t, "trace_illegal")),
@@ -90,7 +90,9 @@ fn fault_in_a_graph(t: &mut Trace<'_>) -> Result<()> {
     let graph = ops.graph_create()?;
     let arguments = Arguments::one(at, 16);
     // SAFETY: the memory lives. The kernel's fault is the purpose of the scenario.
-    unsafe { ops.graph_add_kernel(graph, &[], &arguments.launch(function, 1, 1))? };
+    unsafe {
+        ops.graph_add_kernel(graph, &[], &arguments.launch(function, 1, 1), NativePartition::NULL)?
+    };
     let exec = ops.graph_instantiate(graph)?;
     t.tell("launch", t.run_graph(exec, stream));
     t.tell("wait", t.sync(stream));

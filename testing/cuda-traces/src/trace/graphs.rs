@@ -5,7 +5,7 @@ use super::{CopyKind, Order, Scenario, Trace};
 use leasehold_core::Result;
 use leasehold_cuda::driver::ops::{
     GraphExecUpdate, Launch, NativeCopy, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
-    NativeStream,
+    NativePartition, NativeStream,
 };
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl Trace<'_> {
     ) -> Result<NativeNode> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
-        unsafe { self.ops.graph_add_kernel(graph, after, launch) }
+        unsafe { self.ops.graph_add_kernel(graph, after, launch, NativePartition::NULL) }
     }
 
     fn add_mark(
@@ -108,7 +108,7 @@ impl Trace<'_> {
     ) -> Result<GraphExecUpdate> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
-        unsafe { self.ops.exec_set_kernel(exec, node, launch) }
+        unsafe { self.ops.exec_set_kernel(exec, node, launch, NativePartition::NULL) }
     }
 }
 

@@ -9,7 +9,7 @@ use leasehold_cuda::driver::cache::CompileCache;
 use leasehold_cuda::driver::ops::{
     ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphExecUpdate, GraphOps, MemoryOps,
     ModuleOps, NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph,
-    NativeGraphExec, NativeNode, NativeStream, Progress, StreamOps,
+    NativeGraphExec, NativeNode, NativePartition, NativeStream, Progress, StreamOps,
 };
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda_traces::trace::kernels::Arguments;
@@ -338,11 +338,20 @@ fn arguments() {
     unsafe { driver.launch(STREAM, &launch).unwrap() };
     assert_eq!(read(launch.args.len()), launch.args);
     // SAFETY: the library runs no work.
-    let updated = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch) };
+    let updated = unsafe {
+        driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch, NativePartition::NULL)
+    };
     assert_eq!(updated.unwrap(), GraphExecUpdate::InPlace);
     assert_eq!(read(launch.args.len()), launch.args);
     // SAFETY: the library runs no work.
-    let refused = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(0xbad), &launch) };
+    let refused = unsafe {
+        driver.exec_set_kernel(
+            NativeGraphExec(1),
+            NativeNode(0xbad),
+            &launch,
+            NativePartition::NULL,
+        )
+    };
     assert_eq!(refused.unwrap(), GraphExecUpdate::Refused);
     // Without arguments the launch describes no buffer.
     let none = Arguments::new(&[], &[]);

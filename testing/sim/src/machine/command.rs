@@ -5,7 +5,7 @@
 use super::clock::Clock;
 use super::comm::{BoundMeet, Meet};
 use super::detect::{Ancestors, Operation};
-use super::ids::{CommId, EventId, ExecId, QueueId, SemaphoreId};
+use super::ids::{CommId, EventId, ExecId, PartitionId, QueueId, SemaphoreId};
 use super::kernel::Kernel;
 use super::space::AccessScope;
 use leasehold_core::sync::{Arc, OnceLock};
@@ -34,6 +34,8 @@ pub struct KernelCall {
     /// Whether a graph begins the kernel while the one kernel in front of it runs. All that it does
     /// but for the early reads comes after that kernel all the same.
     pub dependent: bool,
+    /// The partition whose units run the kernel; `None` for those of the whole device.
+    pub partition: Option<PartitionId>,
 }
 
 impl KernelCall {
@@ -41,7 +43,17 @@ impl KernelCall {
     #[must_use]
     pub fn new(kernel: Arc<Kernel>, bindings: Vec<Binding>, params: Vec<u8>) -> Self {
         let (grid, block) = ([1; 3], [1; 3]);
-        Self { kernel, grid, block, shared: 0, bindings, params, early: 0, dependent: false }
+        Self {
+            kernel,
+            grid,
+            block,
+            shared: 0,
+            bindings,
+            params,
+            early: 0,
+            dependent: false,
+            partition: None,
+        }
     }
 
     /// Sets the grid.

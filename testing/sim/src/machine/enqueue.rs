@@ -11,15 +11,17 @@ use super::comm::{BoundMeet, Meet};
 use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
 use super::fault::Disturbance;
 use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
+use super::partition::ended;
 use super::rng::Rng;
 use super::space::AccessScope;
 use super::{
-    Event, EventId, ExecId, GraphId, Machine, MachineState, Queue, QueueFailure, QueueId, Raised,
-    Semaphore, SemaphoreId,
+    Event, EventId, ExecId, GraphId, Machine, MachineState, PartitionId, Queue, QueueFailure,
+    QueueId, Raised, Semaphore, SemaphoreId,
 };
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Name, Result};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// The least bytes of a node of an executable graph, and how many sizes there are.
 const NODE_BYTES: u64 = 256;
@@ -34,7 +36,18 @@ impl Machine {
     /// # Errors
     /// `NotFound` for a device that does not exist; `DeviceLost`; an error of the fault plan.
     pub fn queue_create(&self, device: u32) -> Result<QueueId> {
+        self.queue_create_on(device, None)
+    }
+
+    /// Makes a queue whose kernels run on a partition of the device.
+    ///
+    /// # Errors
+    /// As [`queue_create`](Self::queue_create); `NotFound` for a partition that the device has not.
+    pub fn queue_create_on(&self, device: u32, partition: Option<PartitionId>) -> Result<QueueId> {
         let mut state = self.enter(device, "queue_create")?;
+        if let Some(partition) = partition {
+            state.units.check(device, partition)?;
+        }
         let (agent, epoch) = state.agents.pop().unwrap_or_else(|| {
             state.next_agent += 1;
             (state.next_agent - 1, 0)
@@ -56,11 +69,38 @@ impl Machine {
                 failure: None,
                 capture: None,
                 closing: false,
+                partition,
                 index: None,
                 name: format!("queue {}", id.0).into(),
             },
         );
         Ok(id)
+    }
+
+    /// Makes a partition of the units `units` of a device. Partitions may have units in common.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no units, or units that the device has not; `NotFound` for a device
+    /// that does not exist; `DeviceLost`; an error of the fault plan.
+    pub fn partition_create(&self, device: u32, units: Range<u32>) -> Result<PartitionId> {
+        let mut state = self.enter(device, "partition_create")?;
+        let id = PartitionId(state.id());
+        state.units.add(id, device, units)?;
+        Ok(id)
+    }
+
+    /// Destroys a partition. Its queues fail, since no unit runs their work any more; so do
+    /// kernels of graphs on it.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn partition_destroy(&self, partition: PartitionId) -> Result<()> {
+        let mut state = self.lock();
+        state.units.remove(partition)?;
+        let on = |(&id, q): (&QueueId, &Queue)| (q.partition == Some(partition)).then_some(id);
+        let queues: Vec<QueueId> = state.queues.iter().filter_map(on).collect();
+        queues.into_iter().for_each(|queue| state.fail_by_host(queue, ended()));
+        Ok(())
     }
 
     /// Destroys a queue. Enqueued commands still run; the name is no longer valid.
@@ -97,16 +137,8 @@ impl Machine {
     /// `NotFound`.
     pub fn queue_fail(&self, queue: QueueId, cause: Error) -> Result<()> {
         let mut state = self.lock();
-        let index = state.queue(queue)?.over;
-        let operation = super::Operation {
-            name: "queue failed by the host".into(),
-            queue: Some(queue.0),
-            stream: None,
-            index,
-            node: None,
-            scope: None,
-        };
-        state.fail(queue, QueueFailure { operation, cause });
+        state.queue(queue)?;
+        state.fail_by_host(queue, cause);
         Ok(())
     }
 
@@ -466,6 +498,20 @@ impl Semaphore {
 }
 
 impl MachineState {
+    /// Fails a queue; the first cause stays.
+    fn fail_by_host(&mut self, queue: QueueId, cause: Error) {
+        let index = self.queues.get(&queue).map_or(0, |q| q.over);
+        let operation = super::Operation {
+            name: "queue failed by the host".into(),
+            queue: Some(queue.0),
+            stream: None,
+            index,
+            node: None,
+            scope: None,
+        };
+        self.fail(queue, QueueFailure { operation, cause });
+    }
+
     /// Records a change that may end waits.
     pub(super) fn progress(&mut self) {
         self.changed = true;
@@ -557,9 +603,13 @@ impl MachineState {
     }
 
     /// Binds a command and appends it.
-    pub(super) fn push(&mut self, queue: QueueId, command: Command) -> Result<()> {
+    pub(super) fn push(&mut self, queue: QueueId, mut command: Command) -> Result<()> {
         self.check(queue, &command)?;
-        if let Some((graph, last)) = self.queue(queue)?.capture {
+        let of = self.queue(queue)?;
+        if let Command::Kernel(kernel) = &mut command {
+            kernel.partition = kernel.partition.or(of.partition);
+        }
+        if let Some((graph, last)) = of.capture {
             return self.capture(queue, graph, last, command);
         }
         let action = match command {

@@ -301,7 +301,8 @@ impl Exec {
             let action = match (&self.nodes[place as usize].action, update) {
                 (NodeAction::Kernel(old), NodeUpdate::Kernel(k)) => {
                     k.check()?;
-                    NodeAction::Kernel(KernelCall { dependent: old.dependent, ..k.clone() })
+                    let (dependent, partition) = (old.dependent, old.partition);
+                    NodeAction::Kernel(KernelCall { dependent, partition, ..k.clone() })
                 }
                 (NodeAction::Copy(_), NodeUpdate::Copy(c)) => {
                     c.check()?;

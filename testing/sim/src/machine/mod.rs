@@ -32,6 +32,7 @@ mod kernel;
 mod meet;
 mod memory;
 mod os;
+mod partition;
 mod perform;
 mod ranks;
 mod rng;
@@ -45,7 +46,7 @@ pub use command::{Command, FillCall, HostFn, KernelCall, NodeFn, ReadyFn, Transf
 pub use detect::{Operation, Report, ReportKind};
 pub use fault::{FaultAction, FaultPlan, FaultRule, When};
 pub use graph::{Node, NodeId, NodeUpdate};
-pub use ids::{CommId, EventId, ExecId, GraphId, QueueId, SemaphoreId};
+pub use ids::{CommId, EventId, ExecId, GraphId, PartitionId, QueueId, SemaphoreId};
 pub use kernel::{Kernel, KernelBody, KernelRegistry, KernelSpec, Launch, PollFn, RunFn};
 pub use ranks::LibraryTurn;
 pub use space::{DEVICE_BASE, GRANULARITY, MemoryUse, PieceId};
@@ -58,6 +59,7 @@ use fault::{CallOutcome, Disturbance, Faults};
 use graph::{Exec, Template};
 use leasehold_core::sync::{Arc, Condvar, Mutex, MutexGuard};
 use leasehold_core::{Error, Result, Text};
+use partition::{MOST_UNITS, Units};
 use rng::Rng;
 use space::{MOST_DEVICES, Space};
 use std::any::Any;
@@ -96,6 +98,9 @@ pub const POISON: u8 = 0xdb;
 pub struct MachineConfig {
     /// The number of devices, 1 to 1,024; 1 by default.
     pub devices: u32,
+    /// Units of each device, at most 4,096; 16 by default. A kernel occupies a unit for each of
+    /// its blocks, and all units of its partition or device if it has more blocks.
+    pub units: u32,
     /// Bytes of memory of each device; 1 GiB by default.
     pub memory: u64,
     /// Bytes of host memory that can be pinned; 1 GiB by default.
@@ -140,6 +145,7 @@ impl Default for MachineConfig {
     fn default() -> Self {
         Self {
             devices: 1,
+            units: 16,
             memory: 1 << 30,
             pinned: 1 << 30,
             seed: 0,
@@ -169,6 +175,13 @@ impl MachineConfig {
     #[must_use]
     pub fn devices(mut self, devices: u32, memory: u64) -> Self {
         (self.devices, self.memory) = (devices, memory);
+        self
+    }
+
+    /// Sets the number of units of each device.
+    #[must_use]
+    pub fn units(mut self, units: u32) -> Self {
+        self.units = units;
         self
     }
 
@@ -282,6 +295,8 @@ pub struct ObjectCounts {
     pub graphs: u64,
     /// Executable graphs.
     pub execs: u64,
+    /// Partitions.
+    pub partitions: u64,
 }
 
 pub(crate) struct Queue {
@@ -303,6 +318,8 @@ pub(crate) struct Queue {
     capture: Option<(GraphId, Option<NodeId>)>,
     /// The queue is removed once its commands are over.
     closing: bool,
+    /// The partition that runs its kernels, unless a kernel names another one.
+    partition: Option<PartitionId>,
     /// The index by which commands that are enqueued now are named.
     index: Option<u64>,
     name: Arc<str>,
@@ -344,6 +361,7 @@ pub(crate) struct MachineState {
     semaphores: BTreeMap<SemaphoreId, Semaphore>,
     graphs: BTreeMap<GraphId, Template>,
     execs: BTreeMap<ExecId, Exec>,
+    units: Units,
     meetings: Meetings,
     on_mismatch: OnMismatch,
     link: Link,
@@ -460,7 +478,7 @@ impl Machine {
     /// Makes a machine.
     ///
     /// # Errors
-    /// `InvalidArgument` for no devices, more than 1,024, or more than 4 TiB of memory;
+    /// `InvalidArgument` for no devices, more than 1,024, no units, or more than 4 TiB of memory;
     /// `OutOfMemory` or `Driver` if the system refuses a file or addresses.
     pub fn new(config: MachineConfig) -> Result<Self> {
         if !(1..=MOST_DEVICES).contains(&config.devices) {
@@ -468,6 +486,9 @@ impl Machine {
                 "{} devices: want 1 to {MOST_DEVICES}",
                 config.devices
             )));
+        }
+        if !(1..=MOST_UNITS).contains(&config.units) {
+            return Err(Error::invalid(format!("{} units: want 1 to {MOST_UNITS}", config.units)));
         }
         let mut host = Clock::default();
         host.set(detect::HOST, 1);
@@ -484,6 +505,7 @@ impl Machine {
             semaphores: BTreeMap::new(),
             graphs: BTreeMap::new(),
             execs: BTreeMap::new(),
+            units: Units::new(config.devices, config.units),
             meetings: Meetings::new(config.devices),
             on_mismatch: config.on_mismatch,
             link: config.link,
@@ -699,6 +721,7 @@ impl Monitor {
             semaphores: state.semaphores.values().filter(|s| !s.closing).count() as u64,
             graphs: state.graphs.len() as u64,
             execs: state.execs.len() as u64,
+            partitions: state.units.count(),
         }
     }
 

@@ -173,6 +173,9 @@ impl MachineState {
     }
 
     fn kernel(&mut self, place: &CommandContext, call: KernelCall) -> Outcome {
+        if let Err(ended) = self.units.check_alive(call.partition) {
+            return Outcome::Fail(ended);
+        }
         let blocks = call.grid.iter().fold(1u64, |n, &g| n.saturating_mul(u64::from(g)));
         if blocks == 0 {
             return Outcome::Done(KERNEL_NANOS);
@@ -225,7 +228,10 @@ impl MachineState {
             self.note_access(place, parts, b.access, unwritten);
         }
         let bytes: u64 = all.iter().flat_map(|r| &r.windows).map(|(_, len)| len).sum();
-        Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
+        let nanos = KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64;
+        let ready = self.queues.get(&place.queue).map_or(0, |q| q.nanos);
+        let end = self.units.occupy(place.device, call.partition, blocks, (ready, nanos));
+        Outcome::Done(end - ready)
     }
 
     /// Resolves the memory of a launch's binding: all of it, or of each part what its limit says

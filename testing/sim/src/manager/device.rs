@@ -19,10 +19,11 @@ use leasehold_core::{
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
 use leasehold_engine::buffers::outstanding;
+use leasehold_engine::partitions::Partitions;
 use leasehold_engine::shared_file::SharedFile;
 use leasehold_hal::{
     BackendKind, Caps, Description, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo,
-    OpList,
+    OpList, Partition, PartitionSize,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -107,9 +108,29 @@ impl Common {
             params: d.params.to_vec(),
             early: 0,
             dependent: false,
+            partition: None,
         };
         call.check()?;
         Ok(call)
+    }
+
+    /// Partitions of these sizes, which the device has, one after the other.
+    pub(crate) fn divide(
+        &self,
+        id: DeviceId,
+        sizes: &[PartitionSize],
+        units: u32,
+    ) -> Result<Vec<Partition>> {
+        let mut from = 0;
+        let made = sizes.iter().map(|size| {
+            let count = if let PartitionSize::Sms(count) = *size { count } else { units - from };
+            let part = self.machine.partition_create(self.device, from..from + count)?;
+            from += count;
+            let machine = self.machine.clone();
+            // A lost device has no partitions.
+            Ok(Partition::new(id, count, part.0, move || drop(machine.partition_destroy(part))))
+        });
+        made.collect()
     }
 
     /// The cause of a stream whose operation failed.
@@ -288,6 +309,8 @@ pub struct DeviceState {
     pub(crate) device_memory: AllocatorCell,
     pub(crate) pinned_memory: AllocatorCell,
     pub(crate) streams: StreamManager,
+    // After the streams, which hold them.
+    pub(crate) partitions: Partitions,
     pub(crate) events: EventManager,
     pub(crate) host_timelines: HostTimelineManager,
     pub(crate) pipelines: PipelineManager,
@@ -328,6 +351,7 @@ impl DeviceState {
         caps.shareable = SharedFile::SUPPORTED;
         caps.growing = true;
         caps.forks = true;
+        caps.partitions = true;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
@@ -337,6 +361,7 @@ impl DeviceState {
             device_memory: AllocatorCell::default(),
             pinned_memory: AllocatorCell::default(),
             streams: stream::manager(common.clone(), devices.streams)?,
+            partitions: Partitions::new(description.info.id)?,
             events: EventManager::new(&common.machine, ordinal)?,
             host_timelines: HostTimelineManager::new(common.clone())?,
             pipelines: pipeline::manager(&common.machine, ordinal, common.kernels.clone())?,
@@ -363,6 +388,7 @@ impl DeviceState {
         report("host timeline", self.host_timelines.stats());
         report("pipeline", self.pipelines.stats());
         report("graph", self.graphs.stats());
+        report("partition", self.partitions.stats());
     }
 
     /// Returns an error if other holders have resources of this device.
@@ -387,6 +413,7 @@ fn describe(machine: &Machine, ordinal: u32) -> DeviceInfo {
     let mut info = DeviceInfo::new(DeviceId::new(BackendKind::Sim, ordinal), "simulated device");
     let (used, total) = machine.device_memory(ordinal).unwrap_or_default();
     info.memory = MemoryInfo { total, free: total - used };
+    info.units = machine.config().units;
     info.details = vec![("seed".into(), machine.config().seed.to_string())];
     info
 }

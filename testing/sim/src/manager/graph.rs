@@ -6,13 +6,15 @@
 //! This module must not know how plans are made.
 
 use super::device::Common;
-use crate::machine::{ExecId, GraphId, KernelCall, Machine, Node, NodeId, NodeUpdate, QueueId};
+use crate::machine::{
+    ExecId, GraphId, KernelCall, Machine, Node, NodeId, NodeUpdate, PartitionId, QueueId,
+};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
     tags,
 };
-use leasehold_hal::{ForeignCall, NodePatch, Op, OpList, Plan};
+use leasehold_hal::{ForeignCall, NodePatch, Op, OpList, Partition, Plan};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -24,6 +26,8 @@ pub struct GraphState {
     pub(crate) exec: ExecId,
     /// The leases of the nodes; kept as long as the graph.
     ops: OpList,
+    /// The partitions of the nodes.
+    _partitions: Vec<(u32, Lease<Partition>)>,
     /// The node and the kernel call of each dispatch of the plan.
     calls: Mutex<Vec<Option<(NodeId, KernelCall)>>>,
     /// The state must not be moved out of its manager's pool.
@@ -96,9 +100,9 @@ struct Graphs(Arc<Common>);
 
 impl Graphs {
     /// Captures a foreign call into a graph of its own.
-    fn capture(&self, call: &ForeignCall) -> Result<GraphId> {
+    fn capture(&self, call: &ForeignCall, on: Option<PartitionId>) -> Result<GraphId> {
         let machine = &self.0.machine;
-        let queue = machine.queue_create(self.0.device)?;
+        let queue = machine.queue_create_on(self.0.device, on)?;
         let captured = machine.capture_begin(queue).and_then(|()| {
             let called = call.run(queue.0);
             let graph = machine.capture_end(queue)?;
@@ -112,9 +116,10 @@ impl Graphs {
     ///
     /// # Safety
     /// - The host memory that it names may be used at each run of the graph.
-    unsafe fn node(&self, op: &Op<'_>) -> Result<Node> {
+    unsafe fn node(&self, op: &Op<'_>, partition: Option<&Lease<Partition>>) -> Result<Node> {
+        let partition = partition.map(|partition| PartitionId(partition.native()));
         Ok(match *op {
-            Op::Dispatch(d) => Node::Kernel(self.0.call(&d)?),
+            Op::Dispatch(d) => Node::Kernel(KernelCall { partition, ..self.0.call(&d)? }),
             Op::Copy(_) | Op::Upload(_) | Op::Download(_) => {
                 // SAFETY: the caller vouches for the plan's host memory.
                 Node::Copy(unsafe { super::stream::transfer(op) }?)
@@ -129,7 +134,7 @@ impl Graphs {
                 };
                 Node::Host { name: name.into(), call: Arc::new(run) }
             }
-            Op::Foreign(call) => Node::Child(self.capture(call)?),
+            Op::Foreign(call) => Node::Child(self.capture(call, partition)?),
             Op::Wait(_) | Op::Graph(_) => {
                 return Err(Error::Unsupported(format!("a {} in a graph", op.kind()).into()));
             }
@@ -155,7 +160,7 @@ impl Resource for Graphs {
         let mut calls = Vec::with_capacity(plan.len());
         for (i, op) in plan.ops.iter().enumerate() {
             // SAFETY: plans come through `instantiate` alone, whose caller vouches for them.
-            let node = unsafe { self.node(&op) }?;
+            let node = unsafe { self.node(&op, plan.partition(i)) }?;
             let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
             let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
             let child =
@@ -169,6 +174,7 @@ impl Resource for Graphs {
             machine: machine.clone(),
             exec,
             ops: plan.ops,
+            _partitions: plan.partitions,
             calls: Mutex::new(calls),
             _place: PhantomPinned,
         })

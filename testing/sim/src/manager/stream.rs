@@ -12,14 +12,17 @@
 //! This module must not know which work streams run.
 
 use super::device::Common;
-use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, Transfer};
+use crate::machine::{
+    Command, EventId, ExecId, FillCall, PartitionId, QueueId, SemaphoreId, Transfer,
+};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Name, Result, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
+    Error, Lease, Name, Result, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
 };
-use leasehold_engine::stream_pool::{PooledStream, StreamPool};
-use leasehold_hal::{Copy2d, Fill, Op, OpList};
+use leasehold_engine::partitions::{self, StreamKey};
+use leasehold_engine::stream_pool::{PooledStream, StreamPool, is_sound};
+use leasehold_hal::{Copy2d, Fill, Op, OpList, Partition};
 use std::fmt;
 use std::marker::PhantomPinned;
 
@@ -29,6 +32,10 @@ pub struct StreamState {
     owner: Arc<TimelineOwner>,
     pub(crate) queue: QueueId,
     semaphore: SemaphoreId,
+    /// Ends after the queue, which the drop destroys.
+    partition: Option<Lease<Partition>>,
+    /// The pool may lend the stream again. Not so on a partition, which would never end.
+    pooled: bool,
     /// The submitter's turn, with the number and the name under which reports know the stream.
     turn: Mutex<(u64, Option<Name>)>,
     /// The state must not be moved out of its manager's pool.
@@ -36,9 +43,10 @@ pub struct StreamState {
 }
 
 impl StreamState {
-    fn new(common: Arc<Common>) -> Result<Self> {
+    fn new(common: Arc<Common>, key: &StreamKey) -> Result<Self> {
         let owner = Arc::new(TimelineOwner::take()?);
-        let queue = common.machine.queue_create(common.device)?;
+        let on = key.partition.as_ref().map(|partition| PartitionId(partition.native()));
+        let queue = common.machine.queue_create_on(common.device, on)?;
         let semaphore = match common.semaphore(owner.timeline()) {
             Ok(semaphore) => semaphore,
             Err(e) => {
@@ -59,13 +67,26 @@ impl StreamState {
         })));
         common.timelines.lock().push((timeline, Arc::downgrade(&owner)));
         let turn = Mutex::new((number, None));
-        Ok(Self { common, owner, queue, semaphore, turn, _place: PhantomPinned })
+        Ok(Self {
+            common,
+            owner,
+            queue,
+            semaphore,
+            partition: partitions::keep(key.partition.as_ref()),
+            pooled: key.partition.is_none(),
+            turn,
+            _place: PhantomPinned,
+        })
     }
 
     /// The timeline.
     #[inline]
     pub fn timeline(&self) -> &'static Timeline {
         self.owner.timeline()
+    }
+
+    pub(crate) fn partition(&self) -> Option<&Lease<Partition>> {
+        self.partition.as_ref()
     }
 
     pub(crate) fn common(&self) -> &Common {
@@ -288,12 +309,18 @@ impl Drop for StreamState {
 }
 
 impl PooledStream for StreamState {
-    type Key = ();
+    type Key = StreamKey;
 
-    fn key(&self) {}
+    fn key(&self) -> StreamKey {
+        StreamKey { priority: 0, partition: self.partition.clone() }
+    }
 
     fn timeline(&self) -> &'static Timeline {
         Self::timeline(self)
+    }
+
+    fn is_sound(&self) -> bool {
+        self.pooled && is_sound(self.timeline())
     }
 
     fn let_go(&self) -> bool {
@@ -312,5 +339,5 @@ pub type StreamManager = StreamPool<StreamState>;
 
 /// A manager of at most `limit` streams.
 pub(crate) fn manager(common: Arc<Common>, limit: u32) -> Result<StreamManager> {
-    StreamPool::new(limit, Box::new(move |(): &()| StreamState::new(common.clone())))
+    StreamPool::new(limit, Box::new(move |key| StreamState::new(common.clone(), key)))
 }

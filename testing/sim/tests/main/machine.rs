@@ -6,7 +6,7 @@ use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_sim::{
     Command, DEVICE_BASE, FaultScope, FillCall, GRANULARITY, KernelBody, Machine, MachineConfig,
-    Node, NodeUpdate, Stepping, Transfer,
+    Node, NodeUpdate, PartitionId, Stepping, Transfer,
 };
 use std::time::Duration;
 
@@ -755,4 +755,90 @@ fn a_wait_is_patient_while_other_threads_make_steps() {
         m.host_store(word, 1).unwrap();
         waiting.join().unwrap().unwrap();
     });
+}
+
+/// The virtual nanoseconds of a short kernel, beside a long one on another queue if one is asked
+/// for. Both have the partitions of their queues.
+fn latency(m: &Machine, [short, long]: [Option<PartitionId>; 2], beside: bool) -> u64 {
+    let queue = |on| m.queue_create_on(0, on).unwrap();
+    let (a, b, at) = (queue(long), queue(short), m.alloc(0, 128).unwrap());
+    let bump = |at| launch(m, "bump", &[(at, 64)], &[1]);
+    if beside {
+        m.enqueue(a, Command::Kernel(bump(at).grid([64_000, 1, 1]))).unwrap();
+        assert!(m.step());
+    }
+    let [start, end] = [0; 2].map(|_| m.event_create(0, true).unwrap());
+    m.enqueue(b, Command::Record(start)).unwrap();
+    m.enqueue(b, Command::Kernel(bump(at + 64).grid([4, 1, 1]))).unwrap();
+    m.enqueue(b, Command::Record(end)).unwrap();
+    m.run_until_idle();
+    let time = |event| m.event_time(event).unwrap().unwrap();
+    time(end) - time(start)
+}
+
+/// Two partitions: 4 of the 16 units, and the rest.
+fn divided(m: &Machine) -> [PartitionId; 2] {
+    [0..4, 4..16].map(|units| m.partition_create(0, units).unwrap())
+}
+
+#[test]
+fn a_partition_keeps_its_units_from_other_work() {
+    for seed in 0..20 {
+        let manual = || Machine::new(config(seed).stepping(Stepping::Manual)).unwrap();
+        let [alone, beside] = [false, true].map(|beside| latency(&manual(), [None; 2], beside));
+        // The long kernel takes more than 64 microseconds, on all units.
+        assert!(beside > 60_000 && alone < 3_000, "{alone} and {beside} without partitions");
+        let on = |beside| {
+            let m = manual();
+            latency(&m, divided(&m).map(Some), beside)
+        };
+        let (alone, beside) = (on(false), on(true));
+        assert!(beside <= alone + 64, "{alone} and {beside} on partitions");
+    }
+}
+
+#[test]
+fn fewer_units_take_longer() {
+    let m = Machine::new(config(1).stepping(Stepping::Manual)).unwrap();
+    let [few, more] = divided(&m);
+    let time = |on| {
+        let (q, at) = (m.queue_create_on(0, on).unwrap(), m.alloc(0, 64).unwrap());
+        let [start, end] = [0; 2].map(|_| m.event_create(0, true).unwrap());
+        m.enqueue(q, Command::Record(start)).unwrap();
+        let kernel = launch(&m, "bump", &[(at, 64)], &[1]).grid([1600, 1, 1]);
+        m.enqueue(q, Command::Kernel(kernel)).unwrap();
+        m.enqueue(q, Command::Record(end)).unwrap();
+        m.run_until_idle();
+        let time = |event| m.event_time(event).unwrap().unwrap();
+        // Each kernel comes once the units are free.
+        time(end) - time(start)
+    };
+    let (four, twelve) = (time(Some(few)), time(Some(more)));
+    assert!(four > 2 * twelve, "{four} on 4 units, {twelve} on 12");
+}
+
+#[test]
+fn a_partition_that_is_destroyed_under_work_fails_it() {
+    let m = Machine::new(config(1).stepping(Stepping::Manual)).unwrap();
+    let [gone, kept] = divided(&m);
+    let at = m.alloc(0, 64).unwrap();
+    let on = |partition| {
+        let q = m.queue_create_on(0, Some(partition)).unwrap();
+        m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(at, 64)], &[1]))).unwrap();
+        q
+    };
+    let (lost, sound) = (on(gone), on(kept));
+    assert_eq!(m.objects().partitions, 2);
+    m.partition_destroy(gone).unwrap();
+    m.run_until_idle();
+    let failure = m.queue_failure(lost).unwrap().unwrap();
+    assert!(failure.cause.to_string().contains("under its work"), "{failure:?}");
+    assert!(m.queue_failure(sound).unwrap().is_none());
+    assert_eq!(peek(&m, at, 64), [1; 64], "one of the two has run");
+    assert_eq!(m.queue_create_on(0, Some(gone)).unwrap_err().kind(), "NotFound");
+    assert_eq!(m.partition_destroy(gone).unwrap_err().kind(), "NotFound");
+    for units in [3..3, 15..17] {
+        assert_eq!(m.partition_create(0, units).unwrap_err().kind(), "InvalidArgument");
+    }
+    assert_eq!(Machine::new(config(1).units(0)).unwrap_err().kind(), "InvalidArgument");
 }

@@ -328,7 +328,7 @@ fn plans_updates_and_launches_are_checked() {
     let e = unsafe { b.device.instantiate(bad) }.unwrap_err();
     assert!(e.to_string().contains("dispatch k (node 0 of a plan)"), "{e}");
     for (pred, pred_at) in [(vec![0], vec![0, 1]), (vec![], vec![0]), (vec![], vec![0, 1])] {
-        let plan = Plan { ops: list(op), pred, pred_at, early: Vec::new() };
+        let plan = Plan { ops: list(op), pred, pred_at, early: Vec::new(), partitions: Vec::new() };
         // SAFETY: a wrong plan is refused. All else is this device's, and its memory outlives the
         // launches.
         assert_eq!(unsafe { b.device.instantiate(plan) }.unwrap_err().kind(), "InvalidArgument");

@@ -2,7 +2,7 @@
 
 use super::{
     Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
-    NativeStream,
+    NativePartition, NativeStream,
 };
 use leasehold_core::Result;
 
@@ -28,15 +28,18 @@ pub trait GraphOps {
     ///   time.
     unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()>;
 
-    /// Adds a kernel node: `cuGraphAddKernelNode`.
+    /// Adds a kernel node: `cuGraphAddKernelNode`. The kernel runs on the partition `on`, or on the
+    /// whole device if `on` is null.
     ///
     /// # Safety
     /// - As [`StreamOps::launch`](super::StreamOps::launch), whenever the graph runs.
+    /// - `on` is null, or this driver's and outlives the graph and its executables.
     unsafe fn graph_add_kernel(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<NativeNode>;
 
     /// Adds a kernel node whose blocks may begin while the kernel node `after` still runs:
@@ -53,6 +56,7 @@ pub trait GraphOps {
         graph: NativeGraph,
         after: NativeNode,
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<NativeNode>;
 
     /// Adds a copy node: `cuGraphAddMemcpyNode`.
@@ -170,6 +174,7 @@ pub trait GraphOps {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<GraphExecUpdate>;
 
     /// Replaces the copy of a copy node: `cuGraphExecMemcpyNodeSetParams`. Does not block.

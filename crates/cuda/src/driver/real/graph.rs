@@ -12,7 +12,7 @@ use crate::conv;
 use crate::driver::codes::{self, code};
 use crate::driver::ops::{
     GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
-    NativeGraphExec, NativeNode, NativeStream,
+    NativeGraphExec, NativeNode, NativePartition, NativeStream,
 };
 use cudarc::driver::sys::{
     self, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
@@ -159,21 +159,24 @@ impl GraphOps for RealDriver {
         graph: NativeGraph,
         after: &[NativeNode],
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<NativeNode> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
         let mut node: CUgraphNode = ptr::null_mut();
         let graph = graph.0 as CUgraph;
-        let made = drive!(
-            self,
-            cuGraphAddKernelNode_v2(
-                &raw mut node,
-                graph,
-                dependencies(after),
-                after.len(),
-                &raw const params
+        let made = self.on_partition(on, || {
+            drive!(
+                self,
+                cuGraphAddKernelNode_v2(
+                    &raw mut node,
+                    graph,
+                    dependencies(after),
+                    after.len(),
+                    &raw const params
+                )
             )
-        );
+        });
         Self::added(made, node)
     }
 
@@ -182,13 +185,14 @@ impl GraphOps for RealDriver {
         graph: NativeGraph,
         after: NativeNode,
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<NativeNode> {
         let Some(add) = self.loaded()?.functions.cuGraphAddDependencies_v2 else {
             // SAFETY: by the caller's contract.
-            return unsafe { self.graph_add_kernel(graph, &[after], launch) };
+            return unsafe { self.graph_add_kernel(graph, &[after], launch, on) };
         };
         // SAFETY: by the caller's contract. The edge follows before the graph can run.
-        let node = unsafe { self.graph_add_kernel(graph, &[], launch) }?;
+        let node = unsafe { self.graph_add_kernel(graph, &[], launch, on) }?;
         let edge = sys::CUgraphEdgeData {
             from_port: PROGRAMMATIC_PORT,
             to_port: 0,
@@ -373,14 +377,17 @@ impl GraphOps for RealDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
+        on: NativePartition,
     ) -> Result<GraphExecUpdate> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: executable and node are the caller's. The driver copies the parameters before it
-        // returns.
-        let code = self.code(|f| unsafe {
-            (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params)
+        let code = self.on_partition(on, || {
+            // SAFETY: executable and node are the caller's. The driver copies the parameters before
+            // it returns.
+            self.code(|f| unsafe {
+                (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params)
+            })
         })?;
         self.updated("cuGraphExecKernelNodeSetParams", code)
     }

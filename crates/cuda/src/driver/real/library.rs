@@ -178,6 +178,14 @@ functions! {
     optional {
         cuCtxCreate_v4(*mut CUcontext, *mut sys::CUctxCreateParams, c_uint, CUdevice);
         cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
+        cuDeviceGetDevResource(CUdevice, *mut sys::CUdevResource, sys::CUdevResourceType);
+        cuDevSmResourceSplitByCount(*mut sys::CUdevResource, *mut c_uint, *const sys::CUdevResource, *mut sys::CUdevResource, c_uint, c_uint);
+        cuDevResourceGenerateDesc(*mut sys::CUdevResourceDesc, *mut sys::CUdevResource, c_uint);
+        cuGreenCtxCreate(*mut sys::CUgreenCtx, sys::CUdevResourceDesc, CUdevice, c_uint);
+        cuGreenCtxDestroy(sys::CUgreenCtx);
+        cuGreenCtxGetDevResource(sys::CUgreenCtx, *mut sys::CUdevResource, sys::CUdevResourceType);
+        cuGreenCtxStreamCreate(*mut CUstream, sys::CUgreenCtx, c_uint, c_int);
+        cuCtxFromGreenCtx(*mut CUcontext, sys::CUgreenCtx);
         cuFuncLoad(CUfunction);
         cuGraphAddDependencies_v2(CUgraph, *const CUgraphNode, *const CUgraphNode, *const sys::CUgraphEdgeData, usize);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
@@ -212,6 +220,14 @@ impl Functions {
     /// copy that failed.
     pub fn has_copy_batch(&self) -> bool {
         self.cuMemcpyBatchAsync_v2.is_some() || self.cuMemcpyBatchAsync.is_some()
+    }
+
+    /// Whether all calls for partitions are there (12.5). The driver then has the feature on every
+    /// architecture that it supports (Pascal and newer).
+    pub fn has_partitions(&self) -> bool {
+        self.cuDevSmResourceSplitByCount.is_some()
+            && self.cuGreenCtxStreamCreate.is_some()
+            && self.cuCtxFromGreenCtx.is_some()
     }
 
     /// The driver's name for a code, including codes newer than this crate.
