@@ -107,6 +107,8 @@ pub struct Caps {
     pub growing: bool,
     /// Growing buffers can be forked: memory may have several addresses.
     pub forks: bool,
+    /// Loops and branches in plans ([`Conditional`](crate::Conditional)).
+    pub conditionals: bool,
 }
 
 /// The limits of a device.

@@ -72,7 +72,8 @@ impl Plan {
     ///
     /// # Errors
     /// `InvalidArgument` for nodes that do not come after their predecessors; `Unsupported` for
-    /// several copies in one node, whose place single copies take.
+    /// several copies in one node, whose place single copies take; as
+    /// [`Conditional::check`](crate::Conditional::check).
     pub fn check(&self) -> Result<()> {
         let n = self.len();
         if n != 0 && self.pred_at.len() != n + 1
@@ -80,12 +81,19 @@ impl Plan {
         {
             return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
         }
-        match self.ops.iter().position(|op| matches!(op, Op::Copies(_))) {
-            Some(node) => Err(Error::Unsupported(
-                format!("node {node} has several copies; give each a node of its own").into(),
-            )),
-            None => Ok(()),
+        for (node, op) in self.ops.iter().enumerate() {
+            match op {
+                Op::Copies(_) => {
+                    return Err(Error::Unsupported(
+                        format!("node {node} has several copies; give each a node of its own")
+                            .into(),
+                    ));
+                }
+                Op::Conditional(conditional) => conditional.check()?,
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// The bindings that node `i` may read before the nodes in front of it are over, bit `b` for
