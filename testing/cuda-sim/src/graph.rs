@@ -246,6 +246,8 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, Node::Empty, NodeKind::Other)
     }
 
+    unsafe fn condition_create(&self, _graph: NativeGraph) -> Result<leasehold_cuda::driver::ops::NativeCondition> { Err(Error::Unsupported("x".into())) }
+    unsafe fn graph_add_conditional(&self, _: NativeGraph, _: &[NativeNode], _: leasehold_cuda::driver::ops::NativeCondition, _: leasehold_hal::ConditionalKind) -> Result<(NativeNode, NativeGraph)> { Err(Error::Unsupported("x".into())) }
     unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
         const API: &str = "cuGraphGetNodes";
         self.enter(API)?;

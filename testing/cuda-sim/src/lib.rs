@@ -121,6 +121,9 @@ pub struct SimDriverConfig {
     /// One call copies several ranges (12.8 and newer).
     /// Default: `true`.
     pub copy_batch: bool,
+    /// Graphs have conditional nodes (12.4 and newer).
+    /// Default: `true`.
+    pub conditional_nodes: bool,
     /// Devices can reach one another's memory.
     /// Default: `true`.
     pub peers: bool,
@@ -142,6 +145,7 @@ impl Default for SimDriverConfig {
             memory_pools: true,
             stream_words: true,
             copy_batch: true,
+            conditional_nodes: true,
             peers: true,
             param_info: true,
             reverse: false,
@@ -548,6 +552,7 @@ impl DeviceOps for SimDriver {
             memory_pools: self.config.memory_pools,
             stream_words: self.config.stream_words,
             copy_batch: self.config.copy_batch,
+            conditional_nodes: self.config.conditional_nodes,
             unified_addressing: true,
             fd_handles: self.config.vmm,
             fabric_handles: false,

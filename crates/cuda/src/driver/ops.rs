@@ -55,6 +55,8 @@ leasehold_engine::native_handles! {
     NativeNode;
     /// A `CUgraphExec`.
     NativeGraphExec;
+    /// A `CUgraphConditionalHandle`: a word of the driver's, by which a graph's node decides.
+    NativeCondition;
     /// A `CUmemGenericAllocationHandle`: physical memory without an address.
     NativeMemory;
 }

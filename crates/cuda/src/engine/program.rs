@@ -4,11 +4,15 @@
 //! [`Steps`] is an executable graph of its own. A plan without host calls and waits is one segment
 //! and one launch.
 //!
+//! A conditional node has a body, to which its plan's nodes are added in the same way. A graph with
+//! such nodes cannot be a node of another one, so its nodes are added there one by one.
+//!
 //! Bytes for pageable memory land in pinned memory that the graph owns. The host copies them on
 //! when the launch is over. Calls of foreign libraries are captured, each into a child graph.
 //!
 //! This module must not know streams.
 
+use super::condition::ConditionSetter;
 use super::core::Core;
 use super::driver_context::DriverContext;
 use super::host::land;
@@ -25,8 +29,11 @@ use leasehold_engine::driver::{GraphSteps, Instantiate};
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
-use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Plan};
+use leasehold_hal::{
+    Conditional, ConditionalKind, Dispatch, Download, GraphExec, NodePatch, Op, Plan, TimestampQuery,
+};
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes of device memory that the driver takes for a node, and for each branch of a graph: a chain
 /// of nodes that it may run beside others. The driver reports neither. (Measured: decision 0045.)
@@ -44,9 +51,10 @@ struct Segment {
     graph: NativeGraph,
     exec: NativeGraphExec,
     staging_copies: Vec<StagingCopy>,
-    /// Nodes of the plan that are timestamps.
-    timestamps: Vec<u32>,
+    timestamps: Vec<Lease<TimestampQuery>>,
     children: Vec<Lease<dyn GraphExec>>,
+    /// The kernel that sets the graph's conditions, if it has any. Such a graph cannot be a child.
+    condition_setter: Option<Arc<ConditionSetter>>,
 }
 
 /// A dispatch that has a node of the driver.
@@ -137,14 +145,7 @@ impl Program {
             // actions.
             unsafe { land(&staging_copy.staging, staging_copy.dst, staging_copy.bytes, ops) };
         }
-        if !segment.timestamps.is_empty() {
-            let plan = self.plan.lock();
-            for &node in &segment.timestamps {
-                if let Some(Op::WriteTimestamp(timestamp)) = plan.ops.get(node as usize) {
-                    timestamp.set(1);
-                }
-            }
-        }
+        segment.timestamps.iter().for_each(|timestamp| timestamp.set(1));
         for child in &segment.children {
             // SAFETY: the child was checked to be of this device when it became a child.
             unsafe { Program::of(child) }.landed(0, ops);
@@ -198,15 +199,44 @@ impl Building<'_> {
             staging_copies: Vec::new(),
             timestamps: Vec::new(),
             children: Vec::new(),
+            condition_setter: None,
         });
-        let mut nodes: Vec<NativeNode> = Vec::with_capacity(to - from);
+        let nodes = self.nodes(graph, &[], plan, from..to)?;
+        for (i, &node) in (from..to).zip(&nodes) {
+            if matches!(plan.ops.get(i), Some(Op::Dispatch(d)) if !d.grid.contains(&0)) {
+                kernels[i] = Some(Kernel { segment: number, node });
+            }
+        }
+        // SAFETY: the graph was made here and has no other user.
+        let exec = core.context.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
+        if let Some(segment) = self.segments.last_mut() {
+            segment.exec = exec;
+        }
+        core.upload(exec)
+    }
+
+    /// Adds the nodes of a range of a plan to a graph. Those that wait for none of the range wait
+    /// for `before`.
+    fn nodes(
+        &mut self,
+        graph: NativeGraph,
+        before: &[NativeNode],
+        plan: &Plan,
+        range: Range<usize>,
+    ) -> Result<Vec<NativeNode>> {
+        let core = self.core;
+        let from = range.start;
+        let mut nodes: Vec<NativeNode> = Vec::with_capacity(range.len());
         let mut after = Vec::new();
-        for (i, kernel) in kernels.iter_mut().enumerate().take(to).skip(from) {
+        for i in range {
             let Some(op) = plan.ops.get(i) else { break };
             after.clear();
             // Nodes of an earlier segment are over when this segment starts.
             let inside = plan.predecessors(i).iter().filter(|&&p| p as usize >= from);
             after.extend(inside.map(|&p| nodes[p as usize - from]));
+            if after.is_empty() {
+                after.extend(before);
+            }
             #[cfg(feature = "planted-defects")]
             if core.shared.config.has(crate::defects::Defect::MissingEdge) {
                 after.pop();
@@ -219,19 +249,50 @@ impl Building<'_> {
                     d,
                     plan.early_reads(i),
                 )?,
-                _ => self.node(graph, &after, (i as u32, plan.early_reads(i)), &op)?,
+                _ => self.node(graph, &after, plan.early_reads(i), &op)?,
             };
-            if matches!(&op, Op::Dispatch(d) if !d.grid.contains(&0)) {
-                *kernel = Some(Kernel { segment: number, node });
-            }
             nodes.push(node);
         }
-        // SAFETY: the graph was made here and has no other user.
-        let exec = core.context.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
-        if let Some(segment) = self.segments.last_mut() {
-            segment.exec = exec;
+        Ok(nodes)
+    }
+
+    /// Adds a node that runs a body under a condition.
+    fn conditional(
+        &mut self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        conditional: &Conditional,
+    ) -> Result<NativeNode> {
+        let core = self.core;
+        let (flag, body) = (conditional.flag(), conditional.body());
+        if let Some(op) = body.ops.iter().find(|op| is_apart(core, op)) {
+            return Err(Error::Unsupported(
+                format!(
+                    "a {} in the body of a {conditional}: the driver takes it in several calls; record it outside the body",
+                    op.name()
+                )
+                .into(),
+            ));
         }
-        core.upload(exec)
+        let setter = core.condition_setter()?;
+        if let Some(segment) = self.segments.last_mut() {
+            segment.condition_setter = Some(setter.clone());
+        }
+        // SAFETY: the graph was made here and has no other user.
+        let condition = core.context.within(|ops| unsafe { ops.condition_create(graph) })?;
+        // SAFETY: as above. The flag is memory of the node, and the segment keeps the setter.
+        let set = unsafe { setter.add(graph, after, condition, flag) }?;
+        let (node, native) = core.context.within(|ops| {
+            // SAFETY: as above. The node in front sets the condition, and so does the last one of a
+            // loop's body.
+            unsafe { ops.graph_add_conditional(graph, &[set], condition, conditional.kind()) }
+        })?;
+        let nodes = self.nodes(native, &[], body, 0..body.len())?;
+        if conditional.kind() == ConditionalKind::While {
+            // SAFETY: as for the node in front.
+            unsafe { setter.add(native, &ends(body, &nodes), condition, flag) }?;
+        }
+        Ok(node)
     }
 
     /// Adds one node, with the bindings that it may read early.
@@ -239,7 +300,7 @@ impl Building<'_> {
         &mut self,
         graph: NativeGraph,
         after: &[NativeNode],
-        (index, early): (u32, u32),
+        early: u32,
         op: &Op<'_>,
     ) -> Result<NativeNode> {
         let core = self.core;
@@ -297,7 +358,7 @@ impl Building<'_> {
                 })
             }
             Op::WriteTimestamp(timestamp) => {
-                segment.timestamps.push(index);
+                segment.timestamps.push((*timestamp).clone());
                 // SAFETY: the graph was made here; the plan keeps the timestamp as long as the
                 // graph may run.
                 context.within(|ops| unsafe {
@@ -309,6 +370,13 @@ impl Building<'_> {
                 let program = unsafe { Program::of(child) };
                 match &program.segments[..] {
                     _ if program.steps.is_empty() => empty(),
+                    [only] if program.steps.is_plain() && only.condition_setter.is_some() => {
+                        let plan = program.plan.lock().clone();
+                        let nodes = self.nodes(graph, after, &plan, 0..plan.len())?;
+                        let ends = ends(&plan, &nodes);
+                        // SAFETY: the graph and its nodes were made here and have no other user.
+                        context.within(|ops| unsafe { ops.graph_add_empty(graph, &ends) })
+                    }
                     [only] if program.steps.is_plain() => {
                         let native = only.graph;
                         // SAFETY: both graphs were made here and have no other user.
@@ -331,9 +399,17 @@ impl Building<'_> {
                 context.release_or_log(|ops| unsafe { ops.graph_destroy(captured) });
                 node
             }
+            Op::Conditional(conditional) => self.conditional(graph, after, conditional),
             other => Err(Error::Unsupported(format!("a {} in a graph", other.kind()).into())),
         }
     }
+}
+
+/// The nodes of a plan for which no other one waits.
+fn ends(plan: &Plan, nodes: &[NativeNode]) -> Vec<NativeNode> {
+    let mut ends: Vec<bool> = vec![true; nodes.len()];
+    plan.pred.iter().for_each(|&p| ends[p as usize] = false);
+    nodes.iter().zip(ends).filter(|(_, end)| *end).map(|(&node, _)| node).collect()
 }
 
 /// The nodes in front of a kernel.

@@ -180,6 +180,8 @@ functions! {
         cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
         cuFuncLoad(CUfunction);
         cuGraphAddDependencies_v2(CUgraph, *const CUgraphNode, *const CUgraphNode, *const sys::CUgraphEdgeData, usize);
+        cuGraphConditionalHandleCreate(*mut u64, CUgraph, CUcontext, c_uint, c_uint);
+        cuGraphAddNode_v2(*mut CUgraphNode, CUgraph, *const CUgraphNode, *const sys::CUgraphEdgeData, usize, *mut sys::CUgraphNodeParams);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
         cuMemcpyBatchAsync_v2(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream);
     }
@@ -211,6 +213,11 @@ impl Functions {
     /// copy that failed.
     pub fn has_copy_batch(&self) -> bool {
         self.cuMemcpyBatchAsync_v2.is_some() || self.cuMemcpyBatchAsync.is_some()
+    }
+
+    /// Whether graphs have conditional nodes.
+    pub fn has_conditional_nodes(&self) -> bool {
+        self.cuGraphConditionalHandleCreate.is_some() && self.cuGraphAddNode_v2.is_some()
     }
 
     /// The driver's name for a code, including codes newer than this crate.
