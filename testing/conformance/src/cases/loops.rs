@@ -5,7 +5,7 @@ use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::graph::{GraphBudget, NodeId, UpdateOutcome};
 use leasehold::kernel::Grid;
-use leasehold::{Array, Error, Event, Graph, GraphUpdate, KernelBase, Runtime, Stream, View};
+use leasehold::{Array, Error, Graph, GraphUpdate, KernelBase, Runtime, Stream, View};
 
 const LOOPS: &[Need] = &[Need::Conditionals, Need::Kernel(TestKernel::Add)];
 const HELD: &[Need] = &[Need::Conditionals, Need::Kernel(TestKernel::Add), Need::Hold];
@@ -207,7 +207,7 @@ fn refused(env: &Env) -> Outcome {
         check_eq!(w.value(&w.runs)?, 3, "the host's loop");
         return Ok(());
     }
-    let event = Event::new(&w.runtime, false)?;
+    let event = w.runtime.create_event()?;
     let mut left_over = None;
     expect_refused(&w, r, "InvalidArgument", "a flag that nothing writes", |body| {
         body.stream().fill(w.runs.view(), 1u32)
@@ -233,10 +233,10 @@ fn refused(env: &Env) -> Outcome {
     expect_refused(&w, r, "Recording", "the runtime around it", |_| {
         r.stream().fill(w.left.view(), 0u32)
     })?;
-    expect_refused(&w, r, "Cancelled", "the body's own error", |body| {
+    expect_refused(&w, r, "Unavailable", "the body's own error", |body| {
         w.bump(body, &w.left, &w.minus)?;
         left_over = Some(body.clone());
-        Err(Error::Cancelled)
+        Err(Error::Unavailable("on purpose".into()))
     })?;
     let late = left_over.map_or(Ok(()), |body| ends(&body));
     expect_error(late, "Recording", "a body's runtime after the body")?;
