@@ -14,6 +14,7 @@ use crate::kernel::{Access, Binding};
 use crate::list::OpList;
 use crate::op::Op;
 use crate::plan::Plan;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{Error, Name, Result};
 use std::fmt;
 
@@ -107,19 +108,9 @@ impl Conditional {
         }
         let mut writes_flag = false;
         for op in self.body.ops.iter() {
-            match &op {
-                Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Foreign(_) => {}
-                Op::Conditional(inner) => inner.check()?,
-                other => {
-                    return Err(Error::Unsupported(
-                        format!(
-                            "a {} in the body of a {self}: a body has launches, copies within the device, fills, library calls, loops and branches. \
-                             Record it outside the body",
-                            other.kind()
-                        )
-                        .into(),
-                    ));
-                }
+            Self::admit(&op)?;
+            if let Op::Conditional(inner) = &op {
+                inner.check()?;
             }
             op.for_each_access(|at, bytes, access| {
                 let touched = Binding { addr: at, len: bytes, ..self.flag };
@@ -134,13 +125,37 @@ impl Conditional {
         Ok(())
     }
 
+    /// Checks that a body can have the operation.
+    ///
+    /// # Errors
+    /// `Unsupported` for one that it cannot have.
+    pub fn admit(op: &Op<'_>) -> Result<()> {
+        match op {
+            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Foreign(_) | Op::Conditional(_) => {
+                Ok(())
+            }
+            other => Err(Error::Unsupported(
+                format!(
+                    "a {} in the body of a loop or branch, which has launches, copies within the device, fills, library calls, loops and branches: \
+                     record it outside the body",
+                    other.kind()
+                )
+                .into(),
+            )),
+        }
+    }
+
     /// Calls `f` with each access of the node: it reads the flag, and may leave what the body
     /// writes as it is.
     pub(crate) fn for_each_access(&self, f: &mut dyn FnMut(u64, u64, Access)) {
         f(self.flag.addr, self.flag.len, Access::Read);
         for op in self.body.ops.iter() {
             op.for_each_access(|addr, len, access| {
-                let access = if access.writes() { Access::ReadWrite } else { access };
+                let access = match access.writes() {
+                    true if planted(Defect::BodyUnseen) => Access::Read,
+                    true => Access::ReadWrite,
+                    false => access,
+                };
                 f(addr, len, access);
             });
         }

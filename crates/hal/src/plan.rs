@@ -114,6 +114,16 @@ impl Plan {
         self.ops.len()
     }
 
+    /// The number of nodes, those of bodies of loops and branches included.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        let inside = |op: Op<'_>| match op {
+            Op::Conditional(conditional) => conditional.body().total(),
+            _ => 0,
+        };
+        self.len() + self.ops.iter().map(inside).sum::<usize>()
+    }
+
     /// Returns whether the plan has no nodes.
     #[must_use]
     pub fn is_empty(&self) -> bool {

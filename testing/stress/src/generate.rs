@@ -543,6 +543,13 @@ impl Generator {
             let node = match self.dice.below(20) {
                 0 if self.features.host_calls => Node::Call,
                 1 => Node::Record(self.own(self.model.shape.events)),
+                2..5 => {
+                    let branch = self.dice.chance(30);
+                    let rounds = self.dice.below(if branch { 2 } else { 4 }) as u8;
+                    let of = if temps.is_empty() { &[0][..] } else { &temps };
+                    let works = (0..1 + self.dice.below(3)).map(|_| self.work(of)).collect();
+                    Node::Loop { rounds, branch, works }
+                }
                 _ => Node::Work(self.work(if temps.is_empty() { &[0] } else { &temps })),
             };
             self.keep(&temps, &mut nodes, node);

@@ -4,13 +4,14 @@
 
 use super::clock::Clock;
 use super::comm::{BoundMeet, Meet};
+use super::conditional::{Condition, Part, Round};
 use super::detect::{Ancestors, Operation};
 use super::ids::{CommId, EventId, ExecId, QueueId, SemaphoreId};
 use super::kernel::Kernel;
 use super::space::AccessScope;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Error, Name, Result, Text};
-use leasehold_hal::Binding;
+use leasehold_hal::{Binding, ConditionalKind};
 use std::fmt;
 use std::ops::Range;
 
@@ -368,21 +369,41 @@ pub(crate) enum Action {
     Kernel(KernelCall),
     Copy(Transfer),
     Fill(FillCall),
-    Host { name: Arc<str>, call: HostFn, always: bool },
-    Node { name: Arc<str>, call: Arc<NodeFn> },
+    Host {
+        name: Arc<str>,
+        call: HostFn,
+        always: bool,
+    },
+    Node {
+        name: Arc<str>,
+        call: Arc<NodeFn>,
+    },
     Record(Arc<Mark>),
     WaitMark(Arc<Mark>),
     RequireMark(Arc<Mark>),
-    WriteValue { addr: u64, value: u64 },
-    WaitValue { addr: u64, value: u64 },
+    WriteValue {
+        addr: u64,
+        value: u64,
+    },
+    WaitValue {
+        addr: u64,
+        value: u64,
+    },
     Signal(SemaphoreId, u64),
     SignalOnSuccess(SemaphoreId, u64),
     WaitSemaphore(SemaphoreId, u64),
-    Until { name: &'static str, ready: ReadyFn },
+    Until {
+        name: &'static str,
+        ready: ReadyFn,
+    },
     Meet(BoundMeet),
+    /// Tests the word of a part of a graph, which has this name.
+    Test(Arc<str>, Condition),
     Graph(Box<Running>),
     Free(u64),
-    Allocated { addr: u64 },
+    Allocated {
+        addr: u64,
+    },
     Empty,
 }
 
@@ -420,6 +441,7 @@ impl Action {
             Action::WaitSemaphore(..) => "wait for a semaphore".into(),
             Action::Until { name, .. } => (*name).into(),
             Action::Meet(meet) => meet.shown().into(),
+            Action::Test(name, _) => name.clone(),
             Action::Graph(_) => "graph".into(),
             Action::Free(_) => "free".into(),
             Action::Allocated { .. } => "alloc".into(),
@@ -451,12 +473,25 @@ pub(crate) enum NodeAction {
     Kernel(KernelCall),
     Copy(Transfer),
     Fill(FillCall),
-    Host { name: Arc<str>, call: Arc<NodeFn> },
+    Host {
+        name: Arc<str>,
+        call: Arc<NodeFn>,
+    },
     Record(EventId),
     Wait(EventId),
-    WriteValue { addr: u64, value: u64 },
-    WaitValue { addr: u64, value: u64 },
+    WriteValue {
+        addr: u64,
+        value: u64,
+    },
+    WaitValue {
+        addr: u64,
+        value: u64,
+    },
     Meet(BoundMeet),
+    /// The head of a part under a condition.
+    Head(Arc<Part>),
+    /// The end of that part.
+    End(Arc<Part>),
     Empty,
 }
 
@@ -480,6 +515,11 @@ impl NodeAction {
                 f(*addr..addr.saturating_add(8));
             }
             NodeAction::Meet(meet) => meet.for_each_range(f),
+            NodeAction::Head(part) => {
+                if let Condition::Flag(addr) = part.condition {
+                    f(addr..addr.saturating_add(4));
+                }
+            }
             _ => {}
         }
     }
@@ -508,6 +548,10 @@ pub(crate) struct Running {
     pub(crate) waits: Vec<u32>,
     pub(crate) ready: Vec<u32>,
     pub(crate) left: usize,
+    /// The parts under conditions, inner ones first.
+    pub(crate) parts: Vec<Round>,
+    /// The number of rounds that have begun.
+    pub(crate) tick: u64,
     /// Marks of nodes that record or wait for events, by node.
     pub(crate) marks: Vec<(u32, Arc<Mark>)>,
 }
@@ -532,6 +576,10 @@ impl Running {
                 Action::WaitValue { addr: *addr, value: *value }
             }
             NodeAction::Meet(meet) => Action::Meet(meet.clone()),
+            NodeAction::End(part) if part.kind == ConditionalKind::If => Action::Empty,
+            NodeAction::Head(part) | NodeAction::End(part) => {
+                Action::Test(part.name.clone(), part.condition.clone())
+            }
             NodeAction::Empty => Action::Empty,
         }
     }
@@ -539,6 +587,11 @@ impl Running {
     /// Ends a node: nodes that waited for this node only become ready.
     pub(crate) fn finish(&mut self, node: u32) {
         self.left -= 1;
+        self.release(node);
+    }
+
+    /// Makes the nodes ready that waited for this node only.
+    pub(crate) fn release(&mut self, node: u32) {
         for &next in self.nodes[node as usize].next.iter() {
             let waits = &mut self.waits[next as usize];
             *waits -= 1;

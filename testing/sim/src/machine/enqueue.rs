@@ -9,6 +9,7 @@
 use super::clock::Clock;
 use super::comm::{BoundMeet, Meet};
 use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
+use super::conditional::Part;
 use super::fault::Disturbance;
 use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
 use super::rng::Rng;
@@ -482,6 +483,11 @@ impl MachineState {
             Node::Child(id) => {
                 let flat = self.graphs.get(id).ok_or_else(|| missing(*id))?.flat();
                 Some(TemplateNode::Child(Arc::new(flat)))
+            }
+            Node::Conditional { kind, name, condition, body } => {
+                let flat = self.graphs.get(body).ok_or_else(|| missing(*body))?.flat();
+                let (name, condition) = ((&**name).into(), condition.clone());
+                Some(flat.under(Part { kind: *kind, name, condition })?)
             }
             Node::Meet(meet) => {
                 Some(TemplateNode::Action(NodeAction::Meet(self.bind_meet(None, meet)?)))

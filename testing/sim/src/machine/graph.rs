@@ -9,11 +9,13 @@
 
 use super::comm::Meet;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
+use super::conditional::{Condition, Part, Round, check_body};
 use super::detect::Ancestors;
 use super::ids::{CommId, EventId, GraphId};
 use super::kernel::Kernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
+use leasehold_hal::ConditionalKind;
 use std::fmt;
 
 /// Names a node of a template, and the same node of graphs made from it.
@@ -59,6 +61,18 @@ pub enum Node {
     Meet(Meet),
     /// Another graph, in its present state.
     Child(GraphId),
+    /// Another graph, in its present state, as often as a word says. Nodes of a host, of events,
+    /// of meetings, and that wait for a word, cannot be in it.
+    Conditional {
+        /// How often the body runs.
+        kind: ConditionalKind,
+        /// The name in reports.
+        name: Text,
+        /// The word that is tested before each run of the body.
+        condition: Condition,
+        /// The graph that is the body.
+        body: GraphId,
+    },
     /// Does nothing.
     Empty,
 }
@@ -76,6 +90,7 @@ impl fmt::Debug for Node {
             Node::WaitValue { addr, value } => write!(f, "WaitValue({addr:#x}, {value})"),
             Node::Meet(m) => m.fmt(f),
             Node::Child(g) => write!(f, "Child({g:?})"),
+            Node::Conditional { name, body, .. } => write!(f, "Conditional({name}, {body:?})"),
             Node::Empty => f.write_str("Empty"),
         }
     }
@@ -100,6 +115,7 @@ pub enum NodeUpdate {
 pub(crate) enum TemplateNode {
     Action(NodeAction),
     Child(Arc<Flat>),
+    Conditional(Arc<Part>, Arc<Flat>),
 }
 
 /// A template.
@@ -123,7 +139,8 @@ impl Template {
         self.parts.len()
     }
 
-    /// Appends a node; `bound` is the content of a [`Node::Child`] or a [`Node::Meet`].
+    /// Appends a node; `bound` is the content of a [`Node::Child`], a [`Node::Conditional`] or a
+    /// [`Node::Meet`].
     ///
     /// # Errors
     /// `InvalidArgument` for a dependency that does not exist, or for invalid parameters.
@@ -155,7 +172,9 @@ impl Template {
             Node::WaitEvent(e) => NodeAction::Wait(e),
             Node::WriteValue { addr, value } => NodeAction::WriteValue { addr, value },
             Node::WaitValue { addr, value } => NodeAction::WaitValue { addr, value },
-            Node::Meet(_) | Node::Child(_) | Node::Empty => NodeAction::Empty,
+            Node::Meet(_) | Node::Child(_) | Node::Conditional { .. } | Node::Empty => {
+                NodeAction::Empty
+            }
         });
         self.parts.push((bound.unwrap_or(part), deps.iter().map(|d| d.0).collect()));
         Ok(NodeId(id))
@@ -171,32 +190,17 @@ impl Template {
                 deps.iter().flat_map(|&d| ends[d as usize].iter().copied()).collect();
             before.sort_unstable();
             before.dedup();
-            match part {
-                TemplateNode::Action(action) => {
-                    let node = flat.actions.len() as u32;
-                    flat.actions.push((action.clone(), at as u32));
-                    flat.pred.push(before);
-                    flat.place.push(Some(node));
-                    ends.push(vec![node]);
+            ends.push(match part {
+                TemplateNode::Action(action) => vec![flat.push(action.clone(), at, before)],
+                TemplateNode::Child(child) => flat.append(child, at, before),
+                TemplateNode::Conditional(part, body) => {
+                    let head = flat.push(NodeAction::Head(part.clone()), at, before);
+                    let last = flat.append(body, at, vec![head]);
+                    vec![flat.push(NodeAction::End(part.clone()), at, last)]
                 }
-                TemplateNode::Child(child) => {
-                    let base = flat.actions.len() as u32;
-                    let mut last: Vec<bool> = vec![true; child.actions.len()];
-                    for (i, (action, _)) in child.actions.iter().enumerate() {
-                        child.pred[i].iter().for_each(|&p| last[p as usize] = false);
-                        let pred = if child.pred[i].is_empty() {
-                            before.clone()
-                        } else {
-                            child.pred[i].iter().map(|p| p + base).collect()
-                        };
-                        flat.actions.push((action.clone(), at as u32));
-                        flat.pred.push(pred);
-                    }
-                    flat.place.push(None);
-                    let leaves = (0..last.len()).filter(|&i| last[i]).map(|i| i as u32 + base);
-                    ends.push(if child.actions.is_empty() { before } else { leaves.collect() });
-                }
-            }
+            });
+            let place = flat.actions.len() as u32 - 1;
+            flat.place.push(matches!(part, TemplateNode::Action(_)).then_some(place));
         }
         flat
     }
@@ -207,6 +211,8 @@ pub(crate) struct Exec {
     nodes: Arc<Vec<ExecNode>>,
     edges: Arc<Ancestors>,
     place: Vec<Option<u32>>,
+    /// The parts under conditions.
+    parts: Vec<Round>,
     /// The ranks whose calls the nodes make.
     comms: Vec<CommId>,
     /// The device whose memory the nodes take, and how much they take.
@@ -214,6 +220,41 @@ pub(crate) struct Exec {
 }
 
 impl Flat {
+    /// Appends a node, and returns its number.
+    fn push(&mut self, action: NodeAction, label: usize, pred: Vec<u32>) -> u32 {
+        self.actions.push((action, label as u32));
+        self.pred.push(pred);
+        self.actions.len() as u32 - 1
+    }
+
+    /// Appends a graph that comes after `before`, and returns its last nodes.
+    fn append(&mut self, child: &Flat, label: usize, before: Vec<u32>) -> Vec<u32> {
+        let base = self.actions.len() as u32;
+        let mut last: Vec<bool> = vec![true; child.actions.len()];
+        for (i, (action, _)) in child.actions.iter().enumerate() {
+            child.pred[i].iter().for_each(|&p| last[p as usize] = false);
+            let pred = if child.pred[i].is_empty() {
+                before.clone()
+            } else {
+                child.pred[i].iter().map(|p| p + base).collect()
+            };
+            self.push(action.clone(), label, pred);
+        }
+        if child.actions.is_empty() {
+            return before;
+        }
+        (0..last.len()).filter(|&i| last[i]).map(|i| i as u32 + base).collect()
+    }
+
+    /// A part under a condition, with this list as the body.
+    ///
+    /// # Errors
+    /// `Unsupported` for nodes that cannot run more than once in a launch.
+    pub(super) fn under(self, part: Part) -> Result<TemplateNode> {
+        self.actions.iter().try_for_each(|(action, _)| check_body(action))?;
+        Ok(TemplateNode::Conditional(Arc::new(part), Arc::new(self)))
+    }
+
     /// The number of nodes.
     pub(super) fn len(&self) -> usize {
         self.actions.len()
@@ -251,6 +292,7 @@ impl Exec {
                 _ => node as u32,
             });
         }
+        let parts = Round::of(flat.actions.iter().map(|(action, _)| action));
         let nodes = flat.actions.into_iter().zip(next).zip(begins);
         let nodes = nodes
             .map(|(((action, label), next), begins)| {
@@ -262,6 +304,7 @@ impl Exec {
             nodes: Arc::new(nodes),
             edges: Arc::new(Ancestors::new(flat.pred)),
             place: flat.place,
+            parts,
             comms,
             memory,
         }
@@ -283,6 +326,8 @@ impl Exec {
             left: waits.len(),
             waits,
             ready,
+            parts: self.parts.clone(),
+            tick: 0,
             marks: Vec::new(),
         }
     }

@@ -328,6 +328,7 @@ impl DeviceState {
         caps.shareable = SharedFile::SUPPORTED;
         caps.growing = true;
         caps.forks = true;
+        caps.conditionals = true;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
