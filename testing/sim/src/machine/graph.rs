@@ -11,11 +11,12 @@ use super::comm::Meet;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
 use super::conditional::{Condition, Part, Round, check_body};
 use super::detect::Ancestors;
-use super::ids::{CommId, EventId, GraphId};
+use super::ids::{CommId, EventId, GraphId, missing};
 use super::kernel::Kernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
 use leasehold_hal::ConditionalKind;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Names a node of a template, and the same node of graphs made from it.
@@ -61,8 +62,9 @@ pub enum Node {
     Meet(Meet),
     /// Another graph, in its present state.
     Child(GraphId),
-    /// Another graph, in its present state, as often as a word says. Nodes of a host, of events,
-    /// of meetings, and that wait for a word, cannot be in it.
+    /// Another graph, as often as a word says. It belongs to this one from now on, and ends with
+    /// it. Its nodes are those that it has when an executable graph is made: none of a host, of
+    /// events, of meetings, or that wait for a word.
     Conditional {
         /// How often the body runs.
         kind: ConditionalKind,
@@ -115,7 +117,7 @@ pub enum NodeUpdate {
 pub(crate) enum TemplateNode {
     Action(NodeAction),
     Child(Arc<Flat>),
-    Conditional(Arc<Part>, Arc<Flat>),
+    Conditional(Arc<Part>, GraphId),
 }
 
 /// A template.
@@ -180,8 +182,20 @@ impl Template {
         Ok(NodeId(id))
     }
 
-    /// The template as one list.
-    pub(crate) fn flat(&self) -> Flat {
+    /// The bodies of its nodes.
+    pub(super) fn bodies(&self) -> impl Iterator<Item = GraphId> {
+        self.parts.iter().filter_map(|(part, _)| match part {
+            TemplateNode::Conditional(_, body) => Some(*body),
+            _ => None,
+        })
+    }
+
+    /// The template as one list. Bodies are among `graphs`.
+    ///
+    /// # Errors
+    /// `NotFound` for a body that is not there; `Unsupported` for nodes of a body that cannot run
+    /// more than once in a launch.
+    pub(super) fn flat(&self, graphs: &BTreeMap<GraphId, Template>) -> Result<Flat> {
         let mut flat = Flat::default();
         // For each part: the nodes that a successor of the part must wait for.
         let mut ends: Vec<Vec<u32>> = Vec::new();
@@ -194,15 +208,17 @@ impl Template {
                 TemplateNode::Action(action) => vec![flat.push(action.clone(), at, before)],
                 TemplateNode::Child(child) => flat.append(child, at, before),
                 TemplateNode::Conditional(part, body) => {
+                    let body = graphs.get(body).ok_or_else(|| missing(*body))?.flat(graphs)?;
+                    body.actions.iter().try_for_each(|(action, _)| check_body(action))?;
                     let head = flat.push(NodeAction::Head(part.clone()), at, before);
-                    let last = flat.append(body, at, vec![head]);
+                    let last = flat.append(&body, at, vec![head]);
                     vec![flat.push(NodeAction::End(part.clone()), at, last)]
                 }
             });
             let place = flat.actions.len() as u32 - 1;
             flat.place.push(matches!(part, TemplateNode::Action(_)).then_some(place));
         }
-        flat
+        Ok(flat)
     }
 }
 
@@ -244,15 +260,6 @@ impl Flat {
             return before;
         }
         (0..last.len()).filter(|&i| last[i]).map(|i| i as u32 + base).collect()
-    }
-
-    /// A part under a condition, with this list as the body.
-    ///
-    /// # Errors
-    /// `Unsupported` for nodes that cannot run more than once in a launch.
-    pub(super) fn under(self, part: Part) -> Result<TemplateNode> {
-        self.actions.iter().try_for_each(|(action, _)| check_body(action))?;
-        Ok(TemplateNode::Conditional(Arc::new(part), Arc::new(self)))
     }
 
     /// The number of nodes.

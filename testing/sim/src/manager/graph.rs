@@ -135,14 +135,15 @@ impl Graphs {
             let node = unsafe { self.node(&op) }?;
             let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
             let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
-            let child = match node {
-                Node::Child(graph) | Node::Conditional { body: graph, .. } => {
-                    Some(Template(machine, graph))
-                }
-                _ => None,
+            let (child, body) = match node {
+                Node::Child(graph) => (Some(Template(machine, graph)), None),
+                Node::Conditional { body, .. } => (None, Some(Template(machine, body))),
+                _ => (None, None),
             };
             let id = machine.graph_add(template.1, node, &deps)?;
             drop(child);
+            // The body belongs to the template now.
+            body.map(Template::keep);
             calls.push(call.map(|c| (id, c)));
         }
         Ok((template, calls))
