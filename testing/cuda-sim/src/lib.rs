@@ -68,6 +68,7 @@
 //! This module must not know managers.
 
 mod capture;
+mod condition;
 mod graph;
 mod memory;
 mod module;
@@ -76,6 +77,7 @@ mod tables;
 
 pub use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig, Report};
 
+use condition::Conditions;
 use leasehold_core::panics::quietly;
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
@@ -229,6 +231,7 @@ pub struct SimDriver {
     machine: Machine,
     config: SimDriverConfig,
     tables: Mutex<Tables>,
+    conditions: Conditions,
     fork_guard: OnceLock<ForkGuard>,
 }
 
@@ -254,6 +257,7 @@ impl SimDriver {
             tables: Mutex::new(Tables::new(config.machine.devices)),
             machine,
             config,
+            conditions: Conditions::default(),
             fork_guard: OnceLock::new(),
         })
     }

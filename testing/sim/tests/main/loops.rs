@@ -184,8 +184,25 @@ fn a_body_that_cannot_run_again_is_refused() {
     let event: EventId = b.machine.event_create(0, false).unwrap();
     for node in [Node::Record(event), Node::WaitEvent(event)] {
         let part = b.conditional(ConditionalKind::If, &[(node, &[])]);
-        let graph = b.graph(&[]);
-        let refused = b.machine.graph_add(graph, part, &[]).unwrap_err();
+        let graph = b.graph(&[(part, &[])]);
+        let refused = b.machine.instantiate(0, graph).unwrap_err();
         assert!(matches!(refused, Error::Unsupported(_)), "{refused}");
     }
+}
+
+#[test]
+fn a_body_belongs_to_its_graph() {
+    let b = Bench::new(machine(5));
+    let part = b.conditional(ConditionalKind::While, &[(b.bump(b.x, BYTES, 1), &[])]);
+    let Node::Conditional { body, .. } = part else { unreachable!() };
+    let graph = b.graph(&[(part.clone(), &[])]);
+    // Its nodes are those of the time when an executable graph is made.
+    b.machine.graph_add(body, b.bump(b.flag, 1, 255), &[NodeId(0)]).unwrap();
+    let exec = b.machine.instantiate(0, graph).unwrap();
+    assert_eq!(b.machine.exec_len(exec).unwrap(), 4, "head, two nodes, end");
+    let itself = b.machine.graph_add(body, part, &[]).unwrap_err();
+    assert!(matches!(itself, Error::InvalidArgument(_)), "{itself}");
+    b.machine.graph_destroy(graph).unwrap();
+    assert!(matches!(b.machine.graph_destroy(body), Err(Error::NotFound(_))));
+    b.machine.exec_destroy(exec).unwrap();
 }
