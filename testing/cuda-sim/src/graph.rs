@@ -327,8 +327,7 @@ impl GraphOps for SimDriver {
             let after = tables.dependencies(API, graph, after)?;
             let name = kind.name().into();
             let node = Node::Conditional { kind, name, condition: word, body };
-            let node =
-                tables.graph_node(&self.machine, graph.0, node, NodeKind::Other, &after)?.1;
+            let node = tables.graph_node(&self.machine, graph.0, node, NodeKind::Other, &after)?.1;
             let handle = tables.handle();
             tables.graphs.insert(handle, Graph { is_body: true, ..Graph::new(body) });
             let found = tables.graphs.get_mut(&graph.0).ok_or_else(invalid)?;
@@ -370,7 +369,14 @@ impl GraphOps for SimDriver {
         })?;
         let mut tables = self.lock();
         let handle = tables.handle();
-        let exec = Exec { graph: graph.0, context: scope.context, device: scope.device, id: exec, nodes, last };
+        let exec = Exec {
+            graph: graph.0,
+            context: scope.context,
+            device: scope.device,
+            id: exec,
+            nodes,
+            last,
+        };
         tables.execs.insert(handle, exec);
         Ok(NativeGraphExec(handle))
     }

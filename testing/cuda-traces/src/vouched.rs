@@ -9,7 +9,8 @@
 use leasehold_core::Result;
 use leasehold_cuda::driver::ops::{
     CudaSlowOps, FunctionInfo, HostFunction, NativeCondition, NativeContext, NativeEvent,
-    NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode, NativeStream, Progress,
+    NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode,
+    NativeStream, Progress,
 };
 use leasehold_hal::ConditionalKind;
 use std::ops::Deref;

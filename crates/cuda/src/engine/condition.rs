@@ -6,7 +6,7 @@
 //! This module must not know plans.
 
 use super::driver_context::DriverContext;
-use crate::driver::condition::{PTX, SET_CONDITION};
+use crate::driver::condition::{DEPENDENT_PTX, PTX, SET_CONDITION};
 use crate::driver::ops::{
     Launch, NativeCondition, NativeFunction, NativeGraph, NativeModule, NativeNode,
 };
@@ -15,26 +15,41 @@ use leasehold_core::sync::Arc;
 use leasehold_hal::Binding;
 use std::fmt;
 
+/// The nodes in front of a kernel.
+#[derive(Clone, Copy)]
+pub(crate) enum After<'a> {
+    /// All are over before the kernel begins.
+    All(&'a [NativeNode]),
+    /// The kernel waits itself for this one, which is a kernel.
+    Dependent(NativeNode),
+}
+
 /// The loaded kernel of a context.
 pub struct ConditionSetter {
     context: Arc<DriverContext>,
     module: NativeModule,
     function: NativeFunction,
+    /// The kernel waits itself for the one in front of it.
+    waits: bool,
 }
 
 impl ConditionSetter {
-    /// Loads the kernel. Blocks while the driver compiles it.
-    pub(crate) fn load(context: &Arc<DriverContext>) -> Result<Self> {
-        let module = context.within(|ops| ops.module_load(PTX.as_bytes()))?;
+    /// Loads the kernel for a compute capability. Blocks while the driver compiles it.
+    pub(crate) fn load(context: &Arc<DriverContext>, (major, _): (u32, u32)) -> Result<Self> {
+        let waits = major >= 9;
+        let image = if waits { DEPENDENT_PTX } else { PTX };
+        let module = context.within(|ops| ops.module_load(image.as_bytes()))?;
+        let (context, function) = (context.clone(), NativeFunction::NULL);
         // From here on the drop unloads the module.
-        let mut setter = Self { context: context.clone(), module, function: NativeFunction::NULL };
+        let mut setter = Self { context, module, function, waits };
         // SAFETY: the module was loaded just now.
         setter.function =
-            context.within(|ops| unsafe { ops.module_function(module, SET_CONDITION) })?;
+            setter.context.within(|ops| unsafe { ops.module_function(module, SET_CONDITION) })?;
         Ok(setter)
     }
 
-    /// Adds a node that sets a condition to the value of a flag.
+    /// Adds a node that sets a condition to the value of a flag. It may begin early if a kernel is
+    /// all that it comes after.
     ///
     /// # Safety
     /// - The graph, its nodes and the condition are of this context, and have no other user now.
@@ -43,7 +58,7 @@ impl ConditionSetter {
     pub(crate) unsafe fn add(
         &self,
         graph: NativeGraph,
-        after: &[NativeNode],
+        after: After<'_>,
         condition: NativeCondition,
         flag: &Binding,
     ) -> Result<NativeNode> {
@@ -59,9 +74,17 @@ impl ConditionSetter {
             args: &args,
             bindings: std::slice::from_ref(flag),
         };
-        // SAFETY: the caller vouches for graph, nodes and flag. The kernel reads the flag alone,
-        // and its arguments are the two that it takes.
-        self.context.within(|ops| unsafe { ops.graph_add_kernel(graph, after, &launch) })
+        self.context.within(|ops| match after {
+            // SAFETY: the caller vouches for graph, nodes and flag. The kernel reads the flag
+            // alone, after its wait. Its arguments are the two that it takes.
+            After::Dependent(kernel) if self.waits => unsafe {
+                ops.graph_add_dependent_kernel(graph, kernel, &launch)
+            },
+            // SAFETY: as above.
+            After::Dependent(kernel) => unsafe { ops.graph_add_kernel(graph, &[kernel], &launch) },
+            // SAFETY: as above.
+            After::All(after) => unsafe { ops.graph_add_kernel(graph, after, &launch) },
+        })
     }
 }
 

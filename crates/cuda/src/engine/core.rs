@@ -100,7 +100,8 @@ impl Core {
         if let Some(setter) = self.condition_setter.get() {
             return Ok(setter);
         }
-        let loaded = Arc::new(ConditionSetter::load(&self.context)?);
+        let loaded =
+            Arc::new(ConditionSetter::load(&self.context, self.properties.compute_capability)?);
         // Another thread may have been faster. Then this kernel is unloaded.
         Ok(self.condition_setter.get_or_init(|| loaded))
     }

@@ -12,7 +12,7 @@
 //!
 //! This module must not know streams.
 
-use super::condition::ConditionSetter;
+use super::condition::{After, ConditionSetter};
 use super::core::Core;
 use super::driver_context::DriverContext;
 use super::host::land;
@@ -30,7 +30,8 @@ use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
 use leasehold_hal::{
-    Conditional, ConditionalKind, Dispatch, Download, GraphExec, NodePatch, Op, Plan, TimestampQuery,
+    Conditional, ConditionalKind, Dispatch, Download, GraphExec, NodePatch, Op, Plan,
+    TimestampQuery,
 };
 use std::fmt;
 use std::ops::Range;
@@ -205,7 +206,7 @@ impl Building<'_> {
         });
         let nodes = self.nodes(graph, &[], plan, from..to)?;
         for (i, &node) in (from..to).zip(&nodes) {
-            if matches!(plan.ops.get(i), Some(Op::Dispatch(d)) if !d.grid.contains(&0)) {
+            if has_blocks(plan, i) {
                 kernels[i] = Some(Kernel { segment: number, node });
             }
         }
@@ -283,7 +284,7 @@ impl Building<'_> {
         // SAFETY: the graph was made here and has no other user.
         let condition = core.context.within(|ops| unsafe { ops.condition_create(graph) })?;
         // SAFETY: as above. The flag is memory of the node, and the segment keeps the setter.
-        let set = unsafe { setter.add(graph, after, condition, flag) }?;
+        let set = unsafe { setter.add(graph, After::All(after), condition, flag) }?;
         let (node, native) = core.context.within(|ops| {
             // SAFETY: as above. The node in front sets the condition, and so does the last one of a
             // loop's body.
@@ -291,8 +292,13 @@ impl Building<'_> {
         })?;
         let nodes = self.nodes(native, &[], body, 0..body.len())?;
         if conditional.kind() == ConditionalKind::While {
+            let ends = ends(body, &nodes);
+            let after = match ends[..] {
+                [(end, node)] if has_blocks(body, end) => After::Dependent(node),
+                _ => After::All(&ends.iter().map(|end| end.1).collect::<Vec<_>>()),
+            };
             // SAFETY: as for the node in front.
-            unsafe { setter.add(native, &ends(body, &nodes), condition, flag) }?;
+            unsafe { setter.add(native, after, condition, flag) }?;
         }
         Ok(node)
     }
@@ -375,7 +381,8 @@ impl Building<'_> {
                     [only] if program.steps.is_plain() && only.condition_setter.is_some() => {
                         let plan = program.plan.lock().clone();
                         let nodes = self.nodes(graph, after, &plan, 0..plan.len())?;
-                        let ends = ends(&plan, &nodes);
+                        let ends: Vec<_> =
+                            ends(&plan, &nodes).into_iter().map(|end| end.1).collect();
                         // SAFETY: the graph and its nodes were made here and have no other user.
                         context.within(|ops| unsafe { ops.graph_add_empty(graph, &ends) })
                     }
@@ -408,19 +415,15 @@ impl Building<'_> {
 }
 
 /// The nodes of a plan for which no other one waits.
-fn ends(plan: &Plan, nodes: &[NativeNode]) -> Vec<NativeNode> {
+fn ends(plan: &Plan, nodes: &[NativeNode]) -> Vec<(usize, NativeNode)> {
     let mut ends: Vec<bool> = vec![true; nodes.len()];
     plan.pred.iter().for_each(|&p| ends[p as usize] = false);
-    nodes.iter().zip(ends).filter(|(_, end)| *end).map(|(&node, _)| node).collect()
+    nodes.iter().copied().enumerate().filter(|&(i, _)| ends[i]).collect()
 }
 
-/// The nodes in front of a kernel.
-#[derive(Clone, Copy)]
-enum After<'a> {
-    /// All are over before the kernel begins.
-    All(&'a [NativeNode]),
-    /// The kernel waits itself for this one, which is a kernel that does so too.
-    Dependent(NativeNode),
+/// Whether node `i` of a plan is a kernel that the driver runs.
+fn has_blocks(plan: &Plan, i: usize) -> bool {
+    matches!(plan.ops.get(i), Some(Op::Dispatch(d)) if !d.grid.contains(&0))
 }
 
 /// Whether node `i` is a kernel that waits itself for the only node in front of it, which is a

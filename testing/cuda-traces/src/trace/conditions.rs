@@ -4,11 +4,11 @@ use super::graphs::on_device;
 use super::kernels::Arguments;
 use super::{CopyKind, Order, Scenario, Trace};
 use leasehold_core::Result;
+use leasehold_cuda::driver::condition::{PTX, SET_CONDITION};
 use leasehold_cuda::driver::ops::{
     NativeCondition, NativeCopy, NativeFunction, NativeGraph, NativeModule, NativeNode,
     NativeStream,
 };
-use leasehold_cuda::driver::condition::{PTX, SET_CONDITION};
 use leasehold_hal::ConditionalKind::{If, While};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -53,8 +53,7 @@ impl Parts {
         after: &[NativeNode],
         (word, step): (usize, usize),
     ) -> Result<NativeNode> {
-        let arguments =
-            Arguments::add(self.words[word], self.words[step], self.words[word], 1);
+        let arguments = Arguments::add(self.words[word], self.words[step], self.words[word], 1);
         t.add_kernel(graph, after, &arguments.launch(self.add, 1, 1))
     }
 
@@ -282,7 +281,9 @@ fn condition_graph_rules(t: &mut Trace<'_>) -> Result<()> {
     t.tell("instantiate again", ops.graph_instantiate(graph));
     parts.run(t, exec, [2, 0, 0])?;
     t.tell("destroy the executable", ops.exec_destroy(exec));
-    let Some(exec) = t.tell("instantiate again", ops.graph_instantiate(graph)) else { return Ok(()) };
+    let Some(exec) = t.tell("instantiate again", ops.graph_instantiate(graph)) else {
+        return Ok(());
+    };
     // Several launches in a row, of which the later ones find the flag at zero.
     t.hold(parts.stream, 0)?;
     for _ in 0..3 {

@@ -34,8 +34,8 @@ use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::ops::{
     CopyKind, CudaSlowOps, FunctionInfo, GraphExecUpdate, HostFlags, NativeCondition,
-    NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule,
-    NativeNode, NativeStream, Progress,
+    NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec,
+    NativeMemory, NativeModule, NativeNode, NativeStream, Progress,
 };
 use std::fmt::Display;
 use std::sync::Arc;

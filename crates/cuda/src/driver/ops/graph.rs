@@ -47,7 +47,7 @@ pub trait GraphOps {
     /// # Safety
     /// - As [`graph_add_kernel`](Self::graph_add_kernel).
     /// - Every block of the kernel executes `griddepcontrol.wait`, and its threads access memory
-    ///   only after this. The same holds for the kernel of `after`. Before the wait, threads may
+    ///   only after this. The same holds for the kernel of `after`, if it has such an edge. Before the wait, threads may
     ///   read memory that nobody writes while the graph runs.
     unsafe fn graph_add_dependent_kernel(
         &self,

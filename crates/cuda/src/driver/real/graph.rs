@@ -68,7 +68,9 @@ fn conditional_node(
 /// The error for a driver without conditional nodes.
 #[cold]
 fn no_conditions() -> Error {
-    Error::Unsupported("conditional nodes in graphs, which this CUDA driver does not have (12.4 and newer)".into())
+    Error::Unsupported(
+        "conditional nodes in graphs, which this CUDA driver does not have (12.4 and newer)".into(),
+    )
 }
 
 /// Runs a host node.
