@@ -199,7 +199,10 @@ unsafe fn run_node(
     while go_on {
         let early = planted(Defect::FlagReadEarly).then(is_set);
         // SAFETY: by the contract.
-        unsafe { body.launch(runner) }?;
+        unsafe { body.launch(runner) }.map_err(|failure| match failure {
+            Failure::At(name, text) => Failure::At(format!("{conditional}: {name}"), text),
+            other => other,
+        })?;
         go_on = conditional.kind() == ConditionalKind::While && early.unwrap_or_else(is_set);
     }
     Ok(())
