@@ -101,8 +101,8 @@ pub struct OpList {
 impl OpList {
     /// An empty list.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self { records: Vec::new(), bindings: Vec::new(), params: Vec::new() }
     }
 
     /// The number of operations.
@@ -260,7 +260,7 @@ impl OpList {
     pub(crate) fn rebind_with(&mut self, map: &mut dyn FnMut(u64) -> Option<(u64, u64)>) {
         for record in &mut self.records {
             if let Record::Conditional(conditional) = record {
-                conditional.rebind(map);
+                conditional.rebase(map);
             }
         }
         let mut swap = |addr: &mut u64, native: &mut u64| {

@@ -388,7 +388,7 @@ impl Op<'_> {
                 f(d.dst as u64, d.bytes, Access::Write);
             }
             Op::Foreign(call) => call.accesses.iter().for_each(|b| f(b.addr, b.len, b.access)),
-            Op::Conditional(c) => c.for_each_access(&mut f),
+            Op::Conditional(c) => c.accesses(&mut f),
             Op::Wait(_) | Op::WriteTimestamp(_) | Op::Host(_) | Op::Graph(_) => {}
         }
     }

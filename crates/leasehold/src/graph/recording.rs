@@ -640,8 +640,8 @@ impl State {
                 if let Some(e) = encoding {
                     e.journal.push(Undo::Outside(handle, None));
                 }
-                // A buffer that is written as a whole before it is read needs no former contents. (A
-                // body may not run.)
+                // A buffer that is written as a whole before it is read needs no former contents.
+                // (A body may not run.)
                 let may_stay = operand.is_part() || !self.bodies.is_empty();
                 let reads = operand.access.reads() || may_stay;
                 let (end, written) = (operand.end(), operand.written());

@@ -4,7 +4,7 @@
 
 use super::clock::Clock;
 use super::comm::{BoundMeet, Meet};
-use super::conditional::{Condition, Part, Round};
+use super::conditional::{Condition, Part, Round, Rounds};
 use super::detect::{Ancestors, Operation};
 use super::ids::{CommId, EventId, ExecId, QueueId, SemaphoreId};
 use super::kernel::Kernel;
@@ -599,6 +599,53 @@ impl Running {
                 self.ready.push(next);
             }
         }
+    }
+}
+
+impl Running {
+    /// The rounds in which a node runs.
+    pub(crate) fn rounds_of(&self, node: u32) -> Rounds {
+        let of = self.parts.iter().filter(|r| r.contains(node)).copied().collect();
+        Rounds { tick: self.tick, of }
+    }
+
+    /// Goes on after a head or the end of a loop, which has tested its word.
+    ///
+    /// # Errors
+    /// The text of a fault if the loop has had `bound` rounds already.
+    pub(crate) fn tested(&mut self, node: u32, go_on: bool, bound: u64) -> Result<(), String> {
+        let Some(at) = self.parts.iter().position(|p| p.head == node || p.end == node) else {
+            return Err("a test outside a conditional node".to_owned());
+        };
+        let Round { head, end, rounds, .. } = self.parts[at];
+        if !go_on {
+            if node == head {
+                self.left -= (end - head) as usize;
+            }
+            self.finish(end);
+            return Ok(());
+        }
+        let rounds = if node == head {
+            self.left -= 1;
+            0
+        } else {
+            rounds
+        };
+        if rounds == bound {
+            return Err(format!(
+                "it has run {bound} times, and its flag is still set: the loop has no end, or MachineConfig::loop_bound is too low"
+            ));
+        }
+        self.tick += 1;
+        (self.parts[at].began, self.parts[at].rounds) = (self.tick, rounds + 1);
+        if node == end {
+            self.left += (end - head - 1) as usize;
+            for body in head + 1..=end {
+                self.waits[body as usize] = self.edges.pred[body as usize].len() as u32;
+            }
+        }
+        self.release(head);
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::comm::Meet;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
-use super::conditional::{Condition, Part, Round, check_body};
+use super::conditional::{Condition, Part, Round};
 use super::detect::Ancestors;
 use super::ids::{CommId, EventId, GraphId, missing};
 use super::kernel::Kernel;
@@ -222,6 +222,37 @@ impl Template {
     }
 }
 
+/// Checks that an action can run more than once in a launch.
+///
+/// # Errors
+/// `Unsupported` for one that cannot.
+fn check_body(action: &NodeAction) -> Result<()> {
+    match action {
+        NodeAction::Host { .. }
+        | NodeAction::Record(_)
+        | NodeAction::Wait(_)
+        | NodeAction::WaitValue { .. }
+        | NodeAction::Meet(_) => Err(Error::Unsupported(
+            "host functions, events, waits and meetings cannot be nodes of a conditional body"
+                .into(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The parts of a list of nodes: a head and an end enclose each. Inner ones come first.
+fn parts_of<'a>(actions: impl Iterator<Item = &'a NodeAction>) -> Vec<Round> {
+    let (mut open, mut all) = (Vec::new(), Vec::new());
+    for (node, action) in actions.enumerate() {
+        match action {
+            NodeAction::Head(_) => open.push(node as u32),
+            NodeAction::End(_) => all.extend(open.pop().map(|head| Round::new(head, node as u32))),
+            _ => {}
+        }
+    }
+    all
+}
+
 /// An executable graph.
 pub(crate) struct Exec {
     nodes: Arc<Vec<ExecNode>>,
@@ -299,7 +330,7 @@ impl Exec {
                 _ => node as u32,
             });
         }
-        let parts = Round::of(flat.actions.iter().map(|(action, _)| action));
+        let parts = parts_of(flat.actions.iter().map(|(action, _)| action));
         let nodes = flat.actions.into_iter().zip(next).zip(begins);
         let nodes = nodes
             .map(|(((action, label), next), begins)| {
