@@ -75,8 +75,10 @@ plant RetainLost cpu:0 --through c
 plant OperandAsRead cpu:0 --through c
 plant RecordingLeaked cpu:0 --through c
 plant WaitSkipped cpu:0
+plant FlagReadEarly cpu:0
 plant RowLeftOut sim:0
 plant WrittenReadEarly cuda:0 --sim
+plant BodyUnseen sim:0
 plant PieceUnordered sim:0
 plant PartLimitStays sim:0
 plant SourceReadEarly cuda:0 --sim

@@ -19,6 +19,7 @@ pages! {
     growing_memory "how-to/growing-memory.md"
     graph_budget "how-to/graph-budget.md"
     partitions "how-to/partitions.md"
+    loops "how-to/loops.md"
     many_copies "how-to/many-copies.md"
     check_values "how-to/check-values.md"
     share_memory "how-to/share-memory.md"

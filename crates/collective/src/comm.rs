@@ -507,6 +507,12 @@ impl Comm {
             return Err(cause);
         }
         let captured = stream.is_recording();
+        if captured && stream.next_node().is_none() {
+            return Err(Error::Unsupported(
+                "a call of a collective in the body of a loop or branch; record it outside the body"
+                    .into(),
+            ));
+        }
         let scope = Name::current();
         let line = &shared.line.buffer;
         // Reads have no order among each other.

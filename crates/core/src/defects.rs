@@ -27,6 +27,8 @@ pub enum Defect {
     ReadBeforeWrite,
     /// `hal`: a node of a graph may read early what another node of the graph writes.
     WrittenReadEarly,
+    /// `hal`: the nodes around a loop or branch are not ordered by what its body writes.
+    BodyUnseen,
     /// `leasehold`: a write does not wait for the reads since the last write.
     WriteBeforeRead,
     /// `leasehold`: a graph treats a buffer that it reads and then writes as only read.
@@ -73,6 +75,8 @@ pub enum Defect {
     PartEndsEarly,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
+    /// `cpu`: a loop decides by the flag from before the body's run.
+    FlagReadEarly,
     /// `sim`: a copy omits its last row.
     RowLeftOut,
     /// `collective`: rank 1 leaves every eighth call out.
@@ -103,13 +107,14 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` and `leasehold conformance` look for.
-    pub const ALL: [Defect; 38] = [
+    pub const ALL: [Defect; 40] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
         Defect::ReadUnmarked,
         Defect::ReadBeforeWrite,
         Defect::WrittenReadEarly,
+        Defect::BodyUnseen,
         Defect::WriteBeforeRead,
         Defect::WriteUnrecorded,
         Defect::OldBuffers,
@@ -124,6 +129,7 @@ impl Defect {
         Defect::OperandAsRead,
         Defect::RecordingLeaked,
         Defect::WaitSkipped,
+        Defect::FlagReadEarly,
         Defect::RowLeftOut,
         Defect::CallSkipped,
         Defect::OrderSwapped,

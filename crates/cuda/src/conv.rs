@@ -5,6 +5,8 @@
 
 use crate::driver::ops::{CaptureMode, CopyKind, EventFlags, HostFlags, SourceOrder};
 use cudarc::driver::sys;
+use leasehold_core::{Error, Result};
+use leasehold_hal::ConditionalKind;
 
 /// `CUevent_flags`.
 #[must_use]
@@ -53,6 +55,18 @@ pub fn batch_attributes(order: SourceOrder) -> sys::CUmemcpyAttributes {
         srcLocHint: nowhere,
         dstLocHint: nowhere,
         flags: 0,
+    }
+}
+
+/// The driver's kind of a conditional node.
+///
+/// # Errors
+/// `Unsupported` for a kind that this backend does not know.
+pub fn conditional(kind: ConditionalKind) -> Result<sys::CUgraphConditionalNodeType> {
+    match kind {
+        ConditionalKind::If => Ok(sys::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF),
+        ConditionalKind::While => Ok(sys::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE),
+        other => Err(Error::Unsupported(format!("a {} in a CUDA graph", other.name()).into())),
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! This module must not know which memory or which objects exist.
 
+use crate::conditional::Conditional;
 use crate::info::Limits;
 use crate::kernel::{Binding, Pipeline};
 use crate::op::{Copy2d, Dispatch, Fill, Op};
@@ -18,7 +19,8 @@ impl Op<'_> {
     /// # Errors
     /// `InvalidArgument` for a wrong number of bindings or bytes of parameters, too much shared
     /// memory, a copy without gaps that overlaps itself, a fill that is not made of whole patterns
-    /// of 1, 2 or 4 bytes, and a wait for a value of the same stream that was not submitted.
+    /// of 1, 2 or 4 bytes, and a wait for a value of the same stream that was not submitted;
+    /// `Unsupported` for a loop or branch outside a plan.
     #[inline]
     pub fn check(&self, timeline: &Timeline, most_shared: u32) -> Result<()> {
         match self {
@@ -42,9 +44,18 @@ impl Op<'_> {
             {
                 Err(waits_for_itself(*on))
             }
+            Op::Conditional(c) => Err(outside_a_plan(c)),
             _ => Ok(()),
         }
     }
+}
+
+/// The refusal of a loop or branch that is submitted by itself.
+#[cold]
+fn outside_a_plan(conditional: &Conditional) -> Error {
+    Error::Unsupported(
+        format!("a {conditional} by itself; make it a node of a plan, and submit the graph").into(),
+    )
 }
 
 #[cold]

@@ -110,6 +110,8 @@ pub struct Caps {
     /// Multiprocessors can be divided among streams
     /// ([`Device::partition`](crate::Device::partition)).
     pub partitions: bool,
+    /// Loops and branches in plans ([`Conditional`](crate::Conditional)).
+    pub conditionals: bool,
 }
 
 /// The limits of a device.

@@ -32,6 +32,7 @@
 //! - [`Binding`]. CPU: address. CUDA: address. Metal: spanning `MTLBuffer` + offset.
 //! - [`TimestampQuery`]. CPU: monotonic clock. CUDA: `CUevent` with timing. Metal: counter sample.
 //! - [`GraphExec`]. CPU: flat list. CUDA: `CUgraphExec`. Metal: re-encoded command buffer.
+//! - [`Conditional`]. CPU: a loop of the worker. CUDA: conditional node. Metal: unsupported.
 //! - [`HostTimeline`]. CPU: atomic. CUDA: unsupported at first (host deferral). Metal:
 //!   `MTLSharedEvent`.
 //!
@@ -39,6 +40,7 @@
 
 pub mod backend;
 mod check;
+pub mod conditional;
 pub mod copies;
 pub mod graph;
 pub mod hazard;
@@ -59,6 +61,7 @@ mod wrapper;
 mod tests;
 
 pub use backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};
+pub use conditional::{Conditional, ConditionalKind};
 pub use copies::{Copies, Copy1d};
 pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};

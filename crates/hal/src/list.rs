@@ -6,6 +6,7 @@
 //!
 //! This module must not know which code runs the list.
 
+use crate::conditional::Conditional;
 use crate::copies::{Copies, Copy1d};
 use crate::graph::GraphExec;
 use crate::kernel::{Binding, Pipeline};
@@ -52,6 +53,7 @@ enum Record {
     Foreign(Box<ForeignCall>),
     Host(HostCall),
     Graph(Lease<dyn GraphExec>),
+    Conditional(Box<Conditional>),
 }
 
 /// A part of one of the flat vectors.
@@ -99,8 +101,8 @@ pub struct OpList {
 impl OpList {
     /// An empty list.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self { records: Vec::new(), bindings: Vec::new(), params: Vec::new() }
     }
 
     /// The number of operations.
@@ -191,6 +193,7 @@ impl OpList {
             Op::Foreign(f) => Record::Foreign(Box::new((*f).clone())),
             Op::Host(h) => Record::Host(h.clone()),
             Op::Graph(g) => Record::Graph(g.clone()),
+            Op::Conditional(c) => Record::Conditional(Box::new(c.clone())),
         };
         self.records.push(record);
         self.records.len() - 1
@@ -242,6 +245,7 @@ impl OpList {
             Record::Foreign(f) => Op::Foreign(f),
             Record::Host(h) => Op::Host(h),
             Record::Graph(g) => Op::Graph(g),
+            Record::Conditional(c) => Op::Conditional(c),
         }
     }
 
@@ -250,6 +254,15 @@ impl OpList {
     /// addresses of uploads and downloads stay. The contents of a closure stay too; only the
     /// accesses that a foreign call declares are replaced.
     pub fn rebind(&mut self, mut map: impl FnMut(u64) -> Option<(u64, u64)>) {
+        self.rebind_with(&mut map);
+    }
+
+    pub(crate) fn rebind_with(&mut self, map: &mut dyn FnMut(u64) -> Option<(u64, u64)>) {
+        for record in &mut self.records {
+            if let Record::Conditional(conditional) = record {
+                conditional.rebase(map);
+            }
+        }
         let mut swap = |addr: &mut u64, native: &mut u64| {
             if let Some((a, n)) = map(*addr) {
                 *addr = a;
@@ -279,7 +292,8 @@ impl OpList {
                 | Record::Dispatch { .. }
                 | Record::WriteTimestamp(_)
                 | Record::Host(_)
-                | Record::Graph(_) => {}
+                | Record::Graph(_)
+                | Record::Conditional(_) => {}
             }
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! This module must not know which code runs them.
 
+use crate::conditional::Conditional;
 use crate::copies::{Copies, Copy1d};
 use crate::graph::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};
@@ -314,6 +315,8 @@ pub enum Op<'a> {
     Host(&'a HostCall),
     /// A whole graph.
     Graph(&'a Lease<dyn GraphExec>),
+    /// A loop or a branch. Only plans have it: a submission of it is refused.
+    Conditional(&'a Conditional),
 }
 
 impl Op<'_> {
@@ -324,6 +327,7 @@ impl Op<'_> {
             Op::Dispatch(d) => format!("dispatch {}", d.pipeline.name),
             Op::Host(h) => format!("host call {}", h.name),
             Op::Foreign(f) => format!("foreign call {}", f.name),
+            Op::Conditional(c) => c.to_string(),
             other => other.kind().to_owned(),
         }
     }
@@ -343,6 +347,7 @@ impl Op<'_> {
             Op::Foreign(_) => "foreign call",
             Op::Host(_) => "host call",
             Op::Graph(_) => "graph",
+            Op::Conditional(c) => c.kind().name(),
         }
     }
 
@@ -383,6 +388,7 @@ impl Op<'_> {
                 f(d.dst as u64, d.bytes, Access::Write);
             }
             Op::Foreign(call) => call.accesses.iter().for_each(|b| f(b.addr, b.len, b.access)),
+            Op::Conditional(c) => c.accesses(&mut f),
             Op::Wait(_) | Op::WriteTimestamp(_) | Op::Host(_) | Op::Graph(_) => {}
         }
     }

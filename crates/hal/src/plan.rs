@@ -2,11 +2,15 @@
 //!
 //! This module must not know which device will run it.
 
+use crate::conditional::{Body, Conditional, ConditionalKind};
 use crate::hazard::{Tracker, Written};
+use crate::kernel::{Access, Binding};
 use crate::list::OpList;
 use crate::op::Op;
 use crate::partition::Partition;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Lease, Name, Result};
+use std::any::Any;
+use std::sync::Arc;
 
 /// A list of operations with dependencies, in topological order.
 #[derive(Clone, Debug, Default)]
@@ -75,7 +79,8 @@ impl Plan {
     ///
     /// # Errors
     /// `InvalidArgument` for nodes that do not come after their predecessors; `Unsupported` for
-    /// several copies in one node, whose place single copies take.
+    /// several copies in one node, whose place single copies take; as
+    /// [`Conditional::check`](crate::Conditional::check).
     pub fn check(&self) -> Result<()> {
         let n = self.len();
         if n != 0 && self.pred_at.len() != n + 1
@@ -83,12 +88,19 @@ impl Plan {
         {
             return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
         }
-        match self.ops.iter().position(|op| matches!(op, Op::Copies(_))) {
-            Some(node) => Err(Error::Unsupported(
-                format!("node {node} has several copies; give each a node of its own").into(),
-            )),
-            None => Ok(()),
+        for (node, op) in self.ops.iter().enumerate() {
+            match op {
+                Op::Copies(_) => {
+                    return Err(Error::Unsupported(
+                        format!("node {node} has several copies; give each a node of its own")
+                            .into(),
+                    ));
+                }
+                Op::Conditional(conditional) => conditional.check()?,
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// The bindings that node `i` may read before the nodes in front of it are over, bit `b` for
@@ -117,6 +129,16 @@ impl Plan {
         self.ops.len()
     }
 
+    /// The number of nodes, those of bodies of loops and branches included.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        let inside = |op: Op<'_>| match op {
+            Op::Conditional(conditional) => conditional.body().total(),
+            _ => 0,
+        };
+        self.len() + self.ops.iter().map(inside).sum::<usize>()
+    }
+
     /// Returns whether the plan has no nodes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -137,6 +159,109 @@ impl Plan {
     #[must_use]
     pub fn is_chain(&self) -> bool {
         (1..self.len()).all(|i| self.predecessors(i).contains(&(i as u32 - 1)))
+    }
+}
+
+/// Conditional nodes with their plans.
+impl Conditional {
+    /// A conditional node. The flag is one `u32`; the body's dependencies are derived.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a flag that is not four aligned bytes, an empty body, and a loop whose
+    /// body does not write the flag; `Unsupported` for operations that a body cannot have.
+    pub fn new(
+        kind: ConditionalKind,
+        name: Option<Name>,
+        flag: Binding,
+        body: OpList,
+    ) -> Result<Self> {
+        let flag = Binding { access: Access::Read, ..flag };
+        let new = Self { kind, name, flag, body: Arc::new(Plan::new(body)) };
+        new.check()?;
+        Ok(new)
+    }
+
+    /// What runs under the condition.
+    #[must_use]
+    pub fn body(&self) -> &Plan {
+        let body: &dyn Any = &*self.body;
+        // `new` and `rebased` alone make bodies.
+        body.downcast_ref().unwrap_or(&NO_BODY)
+    }
+
+    /// Checks flag and body again, as they are now.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn check(&self) -> Result<()> {
+        let Binding { addr, len, .. } = self.flag;
+        if len != 4 || !addr.is_multiple_of(4) {
+            return Err(Error::invalid(format!(
+                "the flag of a {self} is {len} bytes at {addr:#x}; give one u32 (4 bytes at a multiple of 4)"
+            )));
+        }
+        if self.body().is_empty() {
+            return Err(Error::invalid(format!(
+                "the body of a {self} is empty; record at least one operation with the runtime that the body is lent"
+            )));
+        }
+        let mut writes_flag = false;
+        for op in self.body().ops.iter() {
+            Self::admit(&op)?;
+            if let Op::Conditional(inner) = &op {
+                inner.check()?;
+            }
+            op.for_each_access(|at, bytes, access| {
+                let touched = Binding { addr: at, len: bytes, ..self.flag };
+                writes_flag |= access.writes() && touched.overlaps(&self.flag);
+            });
+        }
+        if self.kind == ConditionalKind::While && !writes_flag {
+            return Err(Error::invalid(format!(
+                "nothing in the body of a {self} writes its flag, so it would never end; write the flag in the body, or record a branch"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks that a body can have the operation.
+    ///
+    /// # Errors
+    /// `Unsupported` for one that it cannot have.
+    pub fn admit(op: &Op<'_>) -> Result<()> {
+        match op {
+            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Foreign(_) | Op::Conditional(_) => {
+                Ok(())
+            }
+            other => Err(Error::Unsupported(
+                format!(
+                    "a {} in the body of a loop or branch, which has launches, copies within the device, fills, library calls, loops and branches: \
+                     record it outside the body",
+                    other.kind()
+                )
+                .into(),
+            )),
+        }
+    }
+}
+
+static NO_BODY: Plan = Plan {
+    ops: OpList::new(),
+    pred: Vec::new(),
+    pred_at: Vec::new(),
+    early: Vec::new(),
+    partitions: Vec::new(),
+};
+
+impl Body for Plan {
+    fn touches(&self, f: &mut dyn FnMut(u64, u64, Access)) {
+        self.ops.iter().for_each(|op| op.for_each_access(&mut *f));
+    }
+
+    fn rebased(&self, map: &mut dyn FnMut(u64) -> Option<(u64, u64)>) -> Arc<dyn Body> {
+        let mut ops = self.ops.clone();
+        ops.rebind_with(map);
+        Arc::new(Plan::new(ops))
     }
 }
 

@@ -14,6 +14,8 @@
 //!   timeline.
 //! - timestamp, graph: this device's; a graph's memory is still live.
 //! - host, foreign call: the device can do it.
+//! - loop, branch: the device can do it, and only in a plan; its flag, and each operation of its
+//!   body.
 //! - plan: well-formed, and each operation as above.
 //!
 //! An error names the operation, the submission and the stream; nothing was submitted then. Two
@@ -417,6 +419,17 @@ fn check_op(open: &Open<Checks>, timeline: Option<&'static Timeline>, op: &Op<'_
             can(open.inner.caps().graphs, "graphs")?;
             check_launch(open, graph.native())?;
         }
+        Op::Conditional(c) => {
+            can(open.inner.caps().conditionals, "loops and branches in graphs")?;
+            if let Some(timeline) = timeline {
+                op.check(timeline, limits.shared)?;
+            }
+            c.check()?;
+            for (i, inner) in c.body().ops.iter().enumerate() {
+                check_op(open, None, &inner)
+                    .map_err(|e| located(e, &inner, format_args!("node {i} of the body")))?;
+            }
+        }
     }
     let mut result = Ok(());
     for_each_range(op, |range| {
@@ -505,6 +518,11 @@ fn for_each_range(op: &Op<'_>, mut f: impl FnMut(Range)) {
         Op::Fill(x) => f(Range { addr: x.dst, len: x.bytes, native: x.native, peer: false }),
         Op::Upload(u) => f(Range { addr: u.dst, len: u.bytes, native: u.native, peer: false }),
         Op::Download(d) => f(Range { addr: d.src, len: d.bytes, native: d.native, peer: false }),
+        Op::Conditional(c) => {
+            f(c.flag().into());
+            let f: &mut dyn FnMut(Range) = &mut f;
+            c.body().ops.iter().for_each(|op| for_each_range(&op, &mut *f));
+        }
         Op::Wait(_) | Op::WriteTimestamp(_) | Op::Host(_) | Op::Graph(_) => {}
     }
 }

@@ -112,6 +112,11 @@ impl Stream {
         self.recording.as_ref()
     }
 
+    /// The stream with a recording that notes its operations.
+    pub(crate) fn recorded_by(&self, recording: Arc<Recording>) -> Self {
+        Self::new(self.live.clone(), Some(recording), self.runtime.clone())
+    }
+
     /// The stream without the recording that it has.
     pub(crate) fn unrecorded(&self) -> Self {
         Self::new(self.live.clone(), None, self.runtime.clone())

@@ -40,6 +40,8 @@ pub enum Need {
     Timestamps,
     /// Graphs.
     Graphs,
+    /// Loops and branches in graphs.
+    Conditionals,
     /// Host calls in streams.
     HostCalls,
     /// Streams that make progress concurrently.

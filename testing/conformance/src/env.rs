@@ -158,6 +158,7 @@ impl Env {
                 Need::HostTimelines => caps.host_timelines,
                 Need::Timestamps => caps.timestamps,
                 Need::Graphs => caps.graphs,
+                Need::Conditionals => caps.conditionals,
                 Need::HostCalls => caps.host_calls,
                 Need::ConcurrentStreams => caps.concurrent_streams,
                 Need::Kernel(k) => kernel(k),

@@ -197,7 +197,7 @@ impl Tables {
         }
         let id = machine.graph_create()?;
         let (graph, capture) = (self.handle(), self.handle());
-        self.graphs.insert(graph, Graph { id, nodes: BTreeMap::new(), handles: BTreeMap::new() });
+        self.graphs.insert(graph, Graph::new(id));
         self.captures.insert(
             capture,
             Capture {

@@ -3,16 +3,16 @@
 //! This module must not know plans.
 
 use super::stream::Work;
-use super::tables::{Exec, Graph, GraphNode, NodeKind, Tables};
+use super::tables::{Condition, Exec, Graph, GraphNode, NodeKind, Tables};
 use super::{SimDriver, call_back, refuse};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
 use leasehold_cuda::driver::ops::{
-    CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
-    NativeGraphExec, NativeNode, NativePartition, NativeStream,
+    CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCondition, NativeCopy, NativeEvent,
+    NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativePartition, NativeStream,
 };
-use leasehold_sim::{Command, Node, NodeId, NodeUpdate};
-use std::collections::BTreeMap;
+use leasehold_hal::ConditionalKind;
+use leasehold_sim::{Command, Condition as Word, Node, NodeId, NodeUpdate};
 use std::sync::Arc;
 
 impl Tables {
@@ -37,6 +37,23 @@ impl Tables {
             ids.push(id);
         }
         Ok(ids)
+    }
+
+    /// Checks the rules of graphs with conditional nodes.
+    fn check_conditions(&self, api: &'static str, graph: NativeGraph) -> Result<()> {
+        let found = self.graph(api, graph)?;
+        let taken = || self.execs.values().any(|exec| exec.graph == graph.0);
+        if found.is_body || !found.bodies.is_empty() && taken() {
+            return Err(refuse(api, code::NOT_SUPPORTED));
+        }
+        let mut inside = vec![found];
+        while let Some(graph) = inside.pop() {
+            if graph.is_body && graph.calls || graph.conditions.values().any(|c| !c.used) {
+                return Err(refuse(api, code::INVALID_VALUE));
+            }
+            inside.extend(graph.bodies.iter().filter_map(|body| self.graphs.get(body)));
+        }
+        Ok(())
     }
 
     fn exec_node(
@@ -82,6 +99,21 @@ impl SimDriver {
         added.map(|(_, handle)| NativeNode(handle)).map_err(|e| self.told(api, 0, 0, e))
     }
 
+    /// Notes that a graph has nodes that no body can have, if it has.
+    fn calls(&self, graph: NativeGraph, calls: bool) {
+        if let Some(graph) = self.lock().graphs.get_mut(&graph.0) {
+            graph.calls |= calls;
+        }
+    }
+
+    /// Refuses what a driver without conditional nodes does not have.
+    fn has_conditional_nodes(&self) -> Result<()> {
+        if self.config.conditional_nodes {
+            return Ok(());
+        }
+        Err(Error::Unsupported("conditional nodes in graphs of this simulated driver".into()))
+    }
+
     /// Changes a node of an executable.
     fn change(
         &self,
@@ -114,9 +146,7 @@ impl GraphOps for SimDriver {
         let id = self.machine.graph_create().map_err(|e| self.told(API, scope.device, 0, e))?;
         let mut tables = self.lock();
         let handle = tables.handle();
-        tables
-            .graphs
-            .insert(handle, Graph { id, nodes: BTreeMap::new(), handles: BTreeMap::new() });
+        tables.graphs.insert(handle, Graph::new(id));
         Ok(NativeGraph(handle))
     }
 
@@ -124,8 +154,11 @@ impl GraphOps for SimDriver {
         const API: &str = "cuGraphDestroy";
         let (scope, told) = self.enter_despite_loss(API)?;
         let mut tables = self.lock();
-        let id = tables.graph(API, graph)?.id;
-        tables.graphs.remove(&graph.0);
+        let Graph { id, is_body, .. } = *tables.graph(API, graph)?;
+        if is_body {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        tables.remove_graph(graph.0);
         drop(tables);
         told.and(self.machine.graph_destroy(id).map_err(|e| self.told(API, scope.device, 0, e)))
     }
@@ -209,8 +242,17 @@ impl GraphOps for SimDriver {
         if graph == child {
             return Err(refuse(API, code::INVALID_VALUE));
         }
-        let child = self.lock().graph(API, child)?.id;
-        self.add(API, graph, after, Node::Child(child), NodeKind::Other)
+        let (id, calls) = {
+            let tables = self.lock();
+            let child = tables.graph(API, child)?;
+            if child.is_conditional() {
+                return Err(refuse(API, code::NOT_SUPPORTED));
+            }
+            (child.id, child.calls)
+        };
+        let node = self.add(API, graph, after, Node::Child(id), NodeKind::Other)?;
+        self.calls(graph, calls);
+        Ok(node)
     }
 
     unsafe fn graph_add_event(
@@ -223,7 +265,9 @@ impl GraphOps for SimDriver {
         self.enter(API)?;
         let event = self.lock().events.get(&event.0).map(|e| e.id);
         let event = event.ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
-        self.add(API, graph, after, Node::Record(event), NodeKind::Other)
+        let node = self.add(API, graph, after, Node::Record(event), NodeKind::Other)?;
+        self.calls(graph, true);
+        Ok(node)
     }
 
     unsafe fn graph_add_host(
@@ -235,7 +279,10 @@ impl GraphOps for SimDriver {
         const API: &str = "cuGraphAddHostNode";
         self.enter(API)?;
         let call: Arc<leasehold_sim::NodeFn> = Arc::new(move |_| call_back(|| call()));
-        self.add(API, graph, after, Node::Host { name: "host node".into(), call }, NodeKind::Other)
+        let node = Node::Host { name: "host node".into(), call };
+        let node = self.add(API, graph, after, node, NodeKind::Other)?;
+        self.calls(graph, true);
+        Ok(node)
     }
 
     unsafe fn graph_add_empty(
@@ -246,6 +293,57 @@ impl GraphOps for SimDriver {
         const API: &str = "cuGraphAddEmptyNode";
         self.enter(API)?;
         self.add(API, graph, after, Node::Empty, NodeKind::Other)
+    }
+
+    unsafe fn condition_create(&self, graph: NativeGraph) -> Result<NativeCondition> {
+        const API: &str = "cuGraphConditionalHandleCreate";
+        let scope = self.enter(API)?;
+        self.has_conditional_nodes()?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        let found = tables.graphs.get_mut(&graph.0);
+        let found = found.ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        let word = self.conditions.create(handle);
+        let condition = Condition { context: scope.context, word, used: false };
+        found.conditions.insert(handle, condition);
+        Ok(NativeCondition(handle))
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        condition: NativeCondition,
+        kind: ConditionalKind,
+    ) -> Result<(NativeNode, NativeGraph)> {
+        const API: &str = "cuGraphAddNode";
+        let scope = self.enter(API)?;
+        self.has_conditional_nodes()?;
+        let invalid = || refuse(API, code::INVALID_VALUE);
+        let body = self.machine.graph_create().map_err(|e| self.told(API, scope.device, 0, e))?;
+        let add = || {
+            let mut tables = self.lock();
+            let found = tables.graph(API, graph)?.conditions.get(&condition.0);
+            let found = found.filter(|c| !c.used && c.context == scope.context);
+            let word = Word::Cell(found.ok_or_else(invalid)?.word.clone());
+            let after = tables.dependencies(API, graph, after)?;
+            let name = kind.name().into();
+            let node = Node::Conditional { kind, name, condition: word, body };
+            let node = tables.graph_node(&self.machine, graph.0, node, NodeKind::Other, &after)?.1;
+            let handle = tables.handle();
+            tables.graphs.insert(handle, Graph { is_body: true, ..Graph::new(body) });
+            let found = tables.graphs.get_mut(&graph.0).ok_or_else(invalid)?;
+            found.bodies.push(handle);
+            if let Some(condition) = found.conditions.get_mut(&condition.0) {
+                condition.used = true;
+            }
+            Ok((NativeNode(node), NativeGraph(handle)))
+        };
+        add().map_err(|e| {
+            // The body is no graph's, and was made just now, so this call cannot fail.
+            let _ = self.machine.graph_destroy(body);
+            self.told(API, scope.device, 0, e)
+        })
     }
 
     unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
@@ -260,6 +358,7 @@ impl GraphOps for SimDriver {
         let (id, nodes) = {
             let mut tables = self.lock();
             tables.forbidden_in_capture(API)?;
+            tables.check_conditions(API, graph)?;
             let graph = tables.graph(API, graph)?;
             (graph.id, graph.nodes.clone())
         };
@@ -272,7 +371,14 @@ impl GraphOps for SimDriver {
         })?;
         let mut tables = self.lock();
         let handle = tables.handle();
-        let exec = Exec { context: scope.context, device: scope.device, id: exec, nodes, last };
+        let exec = Exec {
+            graph: graph.0,
+            context: scope.context,
+            device: scope.device,
+            id: exec,
+            nodes,
+            last,
+        };
         tables.execs.insert(handle, exec);
         Ok(NativeGraphExec(handle))
     }

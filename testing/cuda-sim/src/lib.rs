@@ -68,6 +68,7 @@
 //! This module must not know managers.
 
 mod capture;
+mod condition;
 mod graph;
 mod memory;
 mod module;
@@ -77,6 +78,7 @@ mod tables;
 
 pub use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig, Report};
 
+use condition::Conditions;
 use leasehold_core::panics::quietly;
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
@@ -128,6 +130,9 @@ pub struct SimDriverConfig {
     /// One call copies several ranges (12.8 and newer).
     /// Default: `true`.
     pub copy_batch: bool,
+    /// Graphs have conditional nodes (12.4 and newer).
+    /// Default: `true`.
+    pub conditional_nodes: bool,
     /// Devices can reach one another's memory.
     /// Default: `true`.
     pub peers: bool,
@@ -149,6 +154,7 @@ impl Default for SimDriverConfig {
             memory_pools: true,
             stream_words: true,
             copy_batch: true,
+            conditional_nodes: true,
             peers: true,
             param_info: true,
             reverse: false,
@@ -234,6 +240,7 @@ pub struct SimDriver {
     machine: Machine,
     config: SimDriverConfig,
     tables: Mutex<Tables>,
+    conditions: Conditions,
     fork_guard: OnceLock<ForkGuard>,
 }
 
@@ -259,6 +266,7 @@ impl SimDriver {
             tables: Mutex::new(Tables::new(config.machine.devices)),
             machine,
             config,
+            conditions: Conditions::default(),
             fork_guard: OnceLock::new(),
         })
     }
@@ -563,6 +571,7 @@ impl DeviceOps for SimDriver {
             memory_pools: self.config.memory_pools,
             stream_words: self.config.stream_words,
             copy_batch: self.config.copy_batch,
+            conditional_nodes: self.config.conditional_nodes,
             unified_addressing: true,
             fd_handles: self.config.vmm,
             fabric_handles: false,

@@ -396,7 +396,8 @@ impl ModuleOps for SimDriver {
         if !found.entries.contains(name) {
             return Err(Error::NotFound(format!("the module has no function {name}").into()));
         }
-        let registered = self.machine.kernels().get(name);
+        let own = self.conditions.kernel(name);
+        let registered = own.or_else(|| Some(self.machine.kernels().get(name)?.spec.clone()));
         let emulated = found.emulator.as_ref().and_then(|emulator| {
             let at = emulator.program().kernels().iter().position(|k| k.name == name)?;
             Some((emulator.clone(), at))
@@ -417,7 +418,7 @@ impl ModuleOps for SimDriver {
             return Ok(NativeFunction(known));
         }
         let (spec, params) = match (registered, emulated) {
-            (Some(kernel), _) => (kernel.spec.clone(), None),
+            (Some(spec), _) => (spec, None),
             (None, Some((emulator, at))) => {
                 let spec = emulated_kernel(&emulator, at, self.config.reverse)?;
                 (spec, Some(emulator.program().kernels()[at].params.clone()))

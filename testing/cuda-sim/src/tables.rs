@@ -4,6 +4,7 @@
 
 use super::Cause;
 use super::capture::Capture;
+use leasehold_core::sync::atomic::AtomicU32;
 use leasehold_core::sync::thread::ThreadId;
 use leasehold_cuda::driver::ops::{CaptureMode, CopyKind};
 use leasehold_emulator::{Emulator, Param};
@@ -86,6 +87,15 @@ pub(super) struct GraphNode {
     pub kind: NodeKind,
 }
 
+/// A condition of a graph.
+#[derive(Debug)]
+pub(super) struct Condition {
+    pub context: u64,
+    pub word: Arc<AtomicU32>,
+    /// A node is under the condition.
+    pub used: bool,
+}
+
 /// A graph.
 #[derive(Debug)]
 pub(super) struct Graph {
@@ -94,11 +104,41 @@ pub(super) struct Graph {
     pub nodes: BTreeMap<u64, GraphNode>,
     /// The handles by the machine's node number.
     pub handles: BTreeMap<NodeId, u64>,
+    /// The conditions by handle.
+    pub conditions: BTreeMap<u64, Condition>,
+    /// The bodies of its nodes, which end with it.
+    pub bodies: Vec<u64>,
+    /// The graph is a body.
+    pub is_body: bool,
+    /// It, or a child of it, has nodes that no body can have.
+    pub calls: bool,
+}
+
+impl Graph {
+    /// A graph of no nodes.
+    pub(super) fn new(id: GraphId) -> Self {
+        Self {
+            id,
+            nodes: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            conditions: BTreeMap::new(),
+            bodies: Vec::new(),
+            is_body: false,
+            calls: false,
+        }
+    }
+
+    /// Whether the graph has conditional nodes, or is below one.
+    pub(super) fn is_conditional(&self) -> bool {
+        self.is_body || !self.bodies.is_empty()
+    }
 }
 
 /// An executable graph.
 #[derive(Debug)]
 pub(super) struct Exec {
+    /// The graph that it was made of.
+    pub graph: u64,
     pub context: u64,
     pub device: u32,
     pub id: ExecId,
@@ -203,6 +243,15 @@ impl Tables {
             // A lost device has no peer access.
             let _ = machine.disable_peer(device, to);
         }
+    }
+
+    /// Removes a graph with its bodies, and returns the machine's graph.
+    pub(super) fn remove_graph(&mut self, graph: u64) -> Option<GraphId> {
+        let gone = self.graphs.remove(&graph)?;
+        for body in gone.bodies {
+            self.remove_graph(body);
+        }
+        Some(gone.id)
     }
 
     pub(super) fn census(&self) -> super::Census {

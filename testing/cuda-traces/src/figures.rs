@@ -13,12 +13,13 @@
 use crate::trace::kernels::{Arguments, PTX};
 use crate::vouched::Vouched;
 use leasehold_core::{Error, Result};
+use leasehold_cuda::driver::condition;
 use leasehold_cuda::driver::ops::{
     CopyKind, CudaSlowOps, EventFlags, HostFlags, NativeBatch, NativeContext, NativeCopy,
-    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativePartition,
-    NativeStream, SourceOrder,
+    NativeEvent, NativeFill, NativeFunction, NativeGraph, NativeGraphExec, NativeModule,
+    NativeNode, NativePartition, NativeStream, SourceOrder,
 };
-use leasehold_hal::Access;
+use leasehold_hal::{Access, ConditionalKind};
 use std::time::Instant;
 
 /// Times of one kind of call, in nanoseconds per call.
@@ -63,37 +64,83 @@ impl Figure {
         mut call: impl FnMut() -> Result<()>,
         mut wait: impl FnMut() -> Result<()>,
     ) -> Result<Self> {
-        let (mut hosts, mut totals) = (Vec::new(), Vec::new());
+        let mut taken = Samples::default();
         for sample in 0..=samples.max(1) {
-            let start = Instant::now();
-            call()?;
-            let first = start.elapsed();
-            for _ in 1..batch {
-                call()?;
-            }
-            let (host, timed) = match batch {
-                0 | 1 => (first, 1),
-                _ => (start.elapsed() - first, batch - 1),
-            };
-            wait()?;
-            let total = start.elapsed();
-            if sample > 0 {
-                hosts.push(host.as_nanos() as f64 / f64::from(timed));
-                totals.push(total.as_nanos() as f64 / f64::from(batch));
+            taken.take(sample, batch, &mut call, &mut wait)?;
+        }
+        Ok(taken.figure(name.into(), batch, bytes))
+    }
+
+    /// As [`measure`](Self::measure), for two sides that take a sample each in turns, with one call
+    /// in a sample.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn in_turns(
+        names: [String; 2],
+        samples: u32,
+        mut calls: [&mut dyn FnMut() -> Result<()>; 2],
+        mut waits: [&mut dyn FnMut() -> Result<()>; 2],
+    ) -> Result<[Self; 2]> {
+        let mut taken = [Samples::default(), Samples::default()];
+        for sample in 0..=samples.max(1) {
+            for ((taken, call), wait) in taken.iter_mut().zip(&mut calls).zip(&mut waits) {
+                taken.take(sample, 1, call, wait)?;
             }
         }
-        hosts.sort_by(f64::total_cmp);
-        totals.sort_by(f64::total_cmp);
-        Ok(Self {
-            name: name.into(),
+        let ([first, second], [one, two]) = (taken, names);
+        Ok([first.figure(one, 1, 0), second.figure(two, 1, 0)])
+    }
+}
+
+/// The samples of a figure.
+#[derive(Default)]
+struct Samples {
+    hosts: Vec<f64>,
+    totals: Vec<f64>,
+}
+
+impl Samples {
+    /// Takes sample number `sample`, of which the first does not count.
+    fn take(
+        &mut self,
+        sample: u32,
+        batch: u32,
+        mut call: impl FnMut() -> Result<()>,
+        mut wait: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let start = Instant::now();
+        call()?;
+        let first = start.elapsed();
+        for _ in 1..batch {
+            call()?;
+        }
+        let (host, timed) = match batch {
+            0 | 1 => (first, 1),
+            _ => (start.elapsed() - first, batch - 1),
+        };
+        wait()?;
+        let total = start.elapsed();
+        if sample > 0 {
+            self.hosts.push(host.as_nanos() as f64 / f64::from(timed));
+            self.totals.push(total.as_nanos() as f64 / f64::from(batch));
+        }
+        Ok(())
+    }
+
+    fn figure(mut self, name: String, batch: u32, bytes: u64) -> Figure {
+        self.hosts.sort_by(f64::total_cmp);
+        self.totals.sort_by(f64::total_cmp);
+        Figure {
+            name,
             batch,
-            samples: hosts.len() as u32,
-            host: hosts[hosts.len() / 2],
-            host_best: hosts[0],
-            total: totals[totals.len() / 2],
-            total_best: totals[0],
+            samples: self.hosts.len() as u32,
+            host: self.hosts[self.hosts.len() / 2],
+            host_best: self.hosts[0],
+            total: self.totals[self.totals.len() / 2],
+            total_best: self.totals[0],
             bytes,
-        })
+        }
     }
 }
 
@@ -212,6 +259,73 @@ impl<'a> RawLoop<'a> {
             self.ops.exec_destroy(exec).and(figure)
         });
         self.ops.graph_destroy(graph).and(measured)
+    }
+
+    /// A launch of a graph with a loop of `rounds` rounds, in turns with `ours`: the same graph of
+    /// another library. A fill sets the flag, and one kernel is the body: it counts the flag down.
+    ///
+    /// # Errors
+    /// A driver error; `Unsupported` for a driver without conditional nodes.
+    pub fn rounds(
+        &self,
+        rounds: u32,
+        samples: u32,
+        ours: (&mut dyn FnMut() -> Result<()>, &mut dyn FnMut() -> Result<()>),
+    ) -> Result<[Figure; 2]> {
+        let ops = self.ops;
+        let setter = ops.module_load(condition::PTX.as_bytes())?;
+        let graph = ops.graph_create()?;
+        let names = ["the runtime's", "the driver's"];
+        let names = names.map(|whose| format!("graph with a loop of {rounds} rounds, {whose}"));
+        let measured = self.looping(graph, setter, rounds).and_then(|exec| {
+            // SAFETY: the memory lives as long as `self`.
+            let mut call = || unsafe { ops.exec_launch(exec, self.stream) };
+            let mut wait = || self.wait();
+            let figures =
+                Figure::in_turns(names, samples, [ours.0, &mut call], [ours.1, &mut wait]);
+            let left = self.wait();
+            left.and(ops.exec_destroy(exec)).and(figures)
+        });
+        let ended = ops.graph_destroy(graph).and(ops.module_unload(setter));
+        ended.and(measured)
+    }
+
+    fn looping(
+        &self,
+        graph: NativeGraph,
+        setter: NativeModule,
+        rounds: u32,
+    ) -> Result<NativeGraphExec> {
+        let ops = self.ops;
+        let down = ops.module_function(self.module, "trace_down")?;
+        let set = ops.module_function(setter, condition::SET_CONDITION)?;
+        let flag = self.device;
+        let down = (Arguments::new(&[(flag, 4, Access::ReadWrite)], &[]), down);
+        let condition = ops.condition_create(graph)?;
+        let set = (Arguments::new(&[(flag, 4, Access::Read)], &condition.0.to_le_bytes()), set);
+        let add = |graph, after: &[NativeNode], (arguments, function): &(Arguments, _)| {
+            // SAFETY: the memory lives as long as `self`.
+            unsafe {
+                ops.graph_add_kernel(
+                    graph,
+                    after,
+                    &arguments.launch(*function, 1, 1),
+                    NativePartition::NULL,
+                )
+            }
+        };
+        let fill = NativeFill { dst: flag, value: rounds, width: 4, count: 1 };
+        // SAFETY: the memory lives as long as `self`.
+        let filled = unsafe { ops.graph_add_fill(graph, &[], &fill) }?;
+        let first = add(graph, &[filled], &set)?;
+        let (_, body) =
+            ops.graph_add_conditional(graph, &[first], condition, ConditionalKind::While)?;
+        let counted = add(body, &[], &down)?;
+        add(body, &[counted], &set)?;
+        let exec = ops.graph_instantiate(graph)?;
+        ops.exec_upload(exec, self.stream)?;
+        self.wait()?;
+        Ok(exec)
     }
 
     fn chain(&self, graph: NativeGraph, nodes: u32) -> Result<NativeGraphExec> {

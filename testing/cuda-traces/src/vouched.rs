@@ -8,9 +8,11 @@
 
 use leasehold_core::Result;
 use leasehold_cuda::driver::ops::{
-    CudaSlowOps, FunctionInfo, HostFunction, NativeContext, NativeEvent, NativeFunction,
-    NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode, NativeStream, Progress,
+    CudaSlowOps, FunctionInfo, HostFunction, NativeCondition, NativeContext, NativeEvent,
+    NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode,
+    NativeStream, Progress,
 };
+use leasehold_hal::ConditionalKind;
 use std::ops::Deref;
 
 /// The driver, with safe methods for the calls that take handles and addresses. The maker of the
@@ -366,6 +368,30 @@ impl<'a> Vouched<'a> {
     pub fn graph_add_empty(self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
         // SAFETY: the maker of `self` vouches for the arguments.
         unsafe { self.0.graph_add_empty(graph, after) }
+    }
+
+    /// See the trait's method.
+    ///
+    /// # Errors
+    /// See the trait's method.
+    pub fn condition_create(self, graph: NativeGraph) -> Result<NativeCondition> {
+        // SAFETY: the maker of `self` vouches for the arguments.
+        unsafe { self.0.condition_create(graph) }
+    }
+
+    /// See the trait's method.
+    ///
+    /// # Errors
+    /// See the trait's method.
+    pub fn graph_add_conditional(
+        self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        condition: NativeCondition,
+        kind: ConditionalKind,
+    ) -> Result<(NativeNode, NativeGraph)> {
+        // SAFETY: the maker of `self` vouches for the arguments.
+        unsafe { self.0.graph_add_conditional(graph, after, condition, kind) }
     }
 
     /// See the trait's method.

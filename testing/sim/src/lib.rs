@@ -40,7 +40,7 @@ pub mod manager;
 pub use backend::SimBackend;
 
 pub use machine::{
-    CommCall, CommId, CommJoin, CommOp, Command, DEVICE_BASE, Element, EventId, ExecId,
+    CommCall, CommId, CommJoin, CommOp, Command, Condition, DEVICE_BASE, Element, EventId, ExecId,
     FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY, GraphId, HostFn, Kernel,
     KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, LibraryTurn, Link, Machine,
     MachineConfig, Meet, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts,

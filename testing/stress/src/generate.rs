@@ -54,6 +54,8 @@ pub(crate) struct Features {
     pub(crate) graphs: bool,
     pub(crate) host_calls: bool,
     pub(crate) scenes: bool,
+    /// Loops that may have no round: without the device's own, the rounds are recorded one by one.
+    pub(crate) loops: bool,
     pub(crate) far: Far,
 }
 
@@ -543,6 +545,20 @@ impl Generator {
             let node = match self.dice.below(20) {
                 0 if self.features.host_calls => Node::Call,
                 1 => Node::Record(self.own(self.model.shape.events)),
+                2..7 => {
+                    let branch = self.dice.chance(30);
+                    let least = u32::from(!self.features.loops);
+                    let rounds = least + self.dice.below(if branch { 2 } else { 4 } - least);
+                    let of = if temps.is_empty() { &[0][..] } else { &temps };
+                    let mut works: Vec<_> =
+                        (0..1 + self.dice.below(3)).map(|_| self.work(of)).collect();
+                    // Of this, one round more or less always shows.
+                    let to = self.buffer();
+                    let to = self.part(to, u32::MAX, &[]);
+                    works.push(self.mask(Span { len: to.len - to.len % 4, ..to }));
+                    let rounds = rounds as u8;
+                    Node::Loop { rounds, branch, works }
+                }
                 _ => Node::Work(self.work(if temps.is_empty() { &[0] } else { &temps })),
             };
             self.keep(&temps, &mut nodes, node);

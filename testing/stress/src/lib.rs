@@ -78,6 +78,7 @@ pub use play::Finding;
 pub use target::{Bench, Target};
 
 use generate::{Features, Program};
+use leasehold::BackendKind;
 use leasehold::backend::sync::Arc;
 use model::Far;
 use play::Stop;
@@ -139,7 +140,11 @@ fn features(options: &Options, seed: u64) -> Features {
         Some(far) if far.backend == options.target.device.backend => Far::Peer,
         Some(_) => Far::Other,
     };
-    Features { host_timelines: true, graphs: true, host_calls: true, scenes: true, far }
+    let device = options.target.device.backend;
+    // (The driver of CUDA has loops by its version, Metal has none.)
+    let loops =
+        options.border == Border::Rust && matches!(device, BackendKind::Cpu | BackendKind::Sim);
+    Features { host_timelines: true, graphs: true, host_calls: true, scenes: true, loops, far }
 }
 
 /// Runs the program of one seed.

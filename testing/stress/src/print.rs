@@ -5,7 +5,8 @@ use crate::kernels::Kernel;
 use crate::model::Planned;
 use crate::prelude::digest;
 use crate::step::{
-    FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream,
+    FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, count_down, is_far,
+    is_far_stream, rounds_left,
 };
 use crate::target::Target;
 use std::collections::BTreeMap;
@@ -335,13 +336,14 @@ fn graph(to: &mut String, pad: &str, slot: Slot, temps: &[u32], nodes: &[Node]) 
     writeln!(to, "{pad}let {mutable}nodes = Vec::new();")?;
     writeln!(to, "{pad}let graph = runtime.record_graph(|{runtime}| {{")?;
     for (t, len) in temps.iter().enumerate() {
-        let spans = nodes.iter().filter_map(|n| if let Node::Work(w) = n { Some(w) } else { None });
-        let used = spans
+        let used = nodes
+            .iter()
+            .flat_map(Node::works)
             .flat_map(|w| w.from.iter().chain([&w.to]))
             .any(|s| usize::from(s.slot) == usize::from(TEMPS) + t);
         writeln!(to, "{pad}    let {}t{t} = runtime.alloc({len})?;", if used { "" } else { "_" })?;
     }
-    for node in nodes {
+    for (at, node) in nodes.iter().enumerate() {
         let elements = if let Node::Work(w) = node { w.to.len / 4 } else { 0 };
         writeln!(to, "{pad}    nodes.push((name(runtime)?, {elements}u32));")?;
         let stream = "runtime.stream()";
@@ -349,6 +351,22 @@ fn graph(to: &mut String, pad: &str, slot: Slot, temps: &[u32], nodes: &[Node]) 
             Node::Work(w) => work(stream, w),
             Node::Call => format!("{COUNT}\n{pad}    {stream}.host_call(\"count\", count)?;"),
             Node::Record(e) => format!("{stream}.record(&e[{e}].the())?;"),
+            Node::Loop { rounds, branch, works } => {
+                let left = rounds_left(temps.len(), at);
+                let t = left - TEMPS;
+                writeln!(to, "{pad}    let t{t} = runtime.alloc(4)?;")?;
+                if !branch {
+                    writeln!(to, "{pad}    let t{} = runtime.alloc(4)?;", t + 1)?;
+                }
+                writeln!(to, "{pad}    {stream}.fill(t{t}.view(), {rounds}u32)?;")?;
+                let call = if *branch { "record_if" } else { "record_while" };
+                writeln!(to, "{pad}    {stream}.{call}(&t{t}, |runtime| {{")?;
+                let end = if *branch { Vec::new() } else { count_down(left).into() };
+                for w in works.iter().chain(&end) {
+                    writeln!(to, "{pad}        {}", work(stream, w))?;
+                }
+                format!("    Ok(())\n{pad}    }})?;")
+            }
         };
         writeln!(to, "{pad}    {line}")?;
     }

@@ -146,7 +146,14 @@ impl Search<'_> {
                     {
                         // Only the last: the others' numbers stay.
                         temps.pop();
-                        let used = |n: &Node| matches!(n, Node::Work(w) if w.from.iter().chain([&w.to]).any(|s| usize::from(s.slot) == temps.len() + usize::from(crate::step::TEMPS)));
+                        let used = |n: &Node| {
+                            n.works().iter().any(|w| {
+                                w.from.iter().chain([&w.to]).any(|s| {
+                                    usize::from(s.slot)
+                                        == temps.len() + usize::from(crate::step::TEMPS)
+                                })
+                            })
+                        };
                         if nodes.iter().any(used) {
                             break;
                         }

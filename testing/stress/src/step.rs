@@ -140,6 +140,43 @@ pub enum Node {
     Call,
     /// Records an event.
     Record(Slot),
+    /// A loop, or a branch of at most one round. A temporary of its own counts the rounds.
+    Loop {
+        /// How often the body runs.
+        rounds: u8,
+        /// It is a branch.
+        branch: bool,
+        /// The body, which copies, fills and launches.
+        works: Vec<Work>,
+    },
+}
+
+impl Node {
+    /// The work of a round.
+    pub(crate) fn works(&self) -> &[Work] {
+        match self {
+            Node::Work(work) => std::slice::from_ref(work),
+            Node::Loop { works, .. } => works,
+            Node::Call | Node::Record(_) => &[],
+        }
+    }
+
+    /// How often the work is done.
+    pub(crate) fn rounds(&self) -> u8 {
+        if let Node::Loop { rounds, .. } = self { *rounds } else { 1 }
+    }
+}
+
+/// The temporary with the rounds that a loop still has. The next one is for the subtraction.
+pub(crate) fn rounds_left(temps: usize, node: usize) -> Slot {
+    TEMPS + (temps + 2 * node) as Slot
+}
+
+/// The end of a loop's body: takes one from the rounds that are left.
+pub(crate) fn count_down(left: Slot) -> [Work; 2] {
+    let [left, less] = [left, left + 1].map(|slot| Span { slot, at: 0, len: 4 });
+    let op = Op::Launch { kernel: Kernel::Scale, words: [1, u32::MAX] };
+    [Work { op, from: vec![left], to: less }, Work { op: Op::Copy, from: vec![less], to: left }]
 }
 
 /// How a part is read back.

@@ -225,6 +225,33 @@ impl Ours {
     }
 }
 
+/// Rounds of the loops of graphs.
+const LOOP: u32 = 1000;
+
+/// A graph with a loop, in turns with the same graph of the driver's own nodes.
+fn loops(ours: &Ours, raw: &RawLoop<'_>, samples: u32) -> Result<Pair, Failure> {
+    let runtime = &ours.runtime;
+    let desc = KernelDesc::new(
+        "down",
+        KernelSource::Ptx(PTX.into()),
+        &[Access::ReadWrite],
+        KernelCheck::any(),
+    );
+    // SAFETY: the entry takes one address, of a word that it counts down.
+    let down = unsafe { KernelBase::new(desc.entry("trace_down")) }?;
+    let left = runtime.zeros::<u32>(1)?;
+    let graph = runtime.record_graph(|r| {
+        r.stream().fill(left.view(), LOOP)?;
+        r.stream().record_while(&left, |body| {
+            body.stream().launch(&down, &[left.read_write()], &(), (1, 1))
+        })
+    })?;
+    let mut call = || graph.launch().map(drop);
+    let mut wait = || runtime.stream().synchronize();
+    let [ours, driver] = raw.rounds(LOOP, samples, (&mut call, &mut wait))?;
+    Ok(Pair::new(ours, driver))
+}
+
 /// Several copies by one call, and one by one, in each direction. The driver's batch reads its
 /// sources in the order that the runtime's may: those in host memory at any time.
 fn copies(
@@ -292,6 +319,10 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
             graph.launch().map(drop)
         })?;
         pairs.push(Pair::new(replay, raw.graph(nodes, samples)?));
+    }
+
+    if driver.device_properties(ordinal)?.conditional_nodes {
+        pairs.push(loops(&ours, &raw, samples)?);
     }
 
     for bytes in [4096u64, 1 << 20, 64 << 20, LARGEST] {

@@ -13,10 +13,11 @@
 use super::float;
 use super::queue::{Failure, Runner};
 use super::work::Work;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::panics::caught;
 use leasehold_core::sync::{Mutex, MutexGuard};
 use leasehold_core::{Error, Result};
-use leasehold_hal::{NodePatch, Op, Plan};
+use leasehold_hal::{ConditionalKind, NodePatch, Op, Plan};
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -39,6 +40,8 @@ struct RunState {
     /// For the current wave: the number of tiles before each of its nodes.
     before: Vec<u64>,
     launches: u64,
+    /// The bodies of loops and branches, by node.
+    bodies: Vec<(u32, Program)>,
 }
 
 impl Program {
@@ -70,11 +73,19 @@ impl Program {
                 from = to;
             }
         }
+        let mut bodies = Vec::new();
+        for (node, op) in plan.ops.iter().enumerate() {
+            if let Op::Conditional(conditional) = op {
+                bodies.push((node as u32, Self::new(conditional.body().clone())?));
+            }
+        }
+        let inside: u64 = bodies.iter().map(|(_, body)| body.bytes).sum();
         let bytes = (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8)
             as u64
-            + plan.ops.bytes();
-        let state =
-            RunState { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
+            + plan.ops.bytes()
+            + inside;
+        let before = Vec::with_capacity(widest + 1);
+        let state = RunState { plan, order, waves, before, launches: 0, bodies };
         Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
     }
 
@@ -94,7 +105,7 @@ impl Program {
     /// - The addresses of all its operations are valid for their accesses until the call returns.
     pub(crate) unsafe fn launch(&self, runner: &Runner<'_>) -> Result<(), Failure> {
         let mut state: MutexGuard<'_, RunState> = self.state.lock();
-        let RunState { plan, order, waves, before, launches } = &mut *state;
+        let RunState { plan, order, waves, before, launches, bodies } = &mut *state;
         *launches += 1;
         let measure = *launches % MEASURE_EVERY == 1;
         let at = Cell::new(0u32);
@@ -103,14 +114,14 @@ impl Program {
                 for (i, op) in plan.ops.iter().enumerate() {
                     at.set(i as u32);
                     // SAFETY: an operation of the launch, for which the caller vouches.
-                    unsafe { runner.operation(&op) }?;
+                    unsafe { run_node(i as u32, &op, bodies, runner) }?;
                 }
                 return Ok(());
             }
             for wave in waves.iter() {
                 let nodes = &order[wave.start as usize..wave.end as usize];
                 // SAFETY: operations of the launch, for which the caller vouches.
-                unsafe { run_wave(plan, nodes, before, runner, &at) }?;
+                unsafe { run_wave((plan, bodies), nodes, before, runner, &at) }?;
             }
             Ok(())
         });
@@ -166,12 +177,43 @@ impl Program {
     }
 }
 
+/// Runs one node: an operation, or the body of a loop or branch as often as its flag says.
+///
+/// # Safety
+/// - The addresses of the operation, and of those in its body, are valid for their accesses.
+unsafe fn run_node(
+    node: u32,
+    op: &Op<'_>,
+    bodies: &[(u32, Program)],
+    runner: &Runner<'_>,
+) -> Result<(), Failure> {
+    let Op::Conditional(conditional) = op else {
+        // SAFETY: by the contract.
+        return unsafe { runner.operation(op) };
+    };
+    let Some((_, body)) = bodies.iter().find(|(at, _)| *at == node) else { return Ok(()) };
+    // SAFETY: the flag is one `u32` (the node's invariant) that may be read (the contract). What
+    // wrote it is over: the nodes in front of this one, and the body's last run.
+    let is_set = || unsafe { (conditional.flag().addr as *const u32).read_unaligned() } != 0;
+    let mut go_on = is_set();
+    while go_on {
+        let early = planted(Defect::FlagReadEarly).then(is_set);
+        // SAFETY: by the contract.
+        unsafe { body.launch(runner) }.map_err(|failure| match failure {
+            Failure::At(name, text) => Failure::At(format!("{conditional}: {name}"), text),
+            other => other,
+        })?;
+        go_on = conditional.kind() == ConditionalKind::While && early.unwrap_or_else(is_set);
+    }
+    Ok(())
+}
+
 /// Runs nodes that do not wait for each other.
 ///
 /// # Safety
 /// - The addresses of their operations are valid for their accesses.
 unsafe fn run_wave(
-    plan: &Plan,
+    (plan, bodies): (&Plan, &[(u32, Program)]),
     nodes: &[u32],
     before: &mut Vec<u64>,
     runner: &Runner<'_>,
@@ -182,7 +224,7 @@ unsafe fn run_wave(
             at.set(node);
             if let Some(op) = plan.ops.get(node as usize) {
                 // SAFETY: an operation of the launch, for which the caller vouches.
-                unsafe { runner.operation(&op) }?;
+                unsafe { run_node(node, &op, bodies, runner) }?;
             }
         }
         Ok(())

@@ -71,6 +71,7 @@ impl DeviceState {
         caps.host_timelines = true;
         caps.timestamps = true;
         caps.graphs = true;
+        caps.conditionals = true;
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`ops`] | [`CudaSlowOps`](ops::CudaSlowOps), the interface to the driver |
 //! | [`codes`] | the driver's result codes, and the errors that they become |
+//! | [`condition`] | the code of the kernel that sets a condition of a graph |
 //! | [`real`] | the vendor's driver, loaded at run time |
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
 //! | [`cache`] | compiled kernels on disk |
@@ -15,6 +16,7 @@
 
 pub mod cache;
 pub mod codes;
+pub mod condition;
 mod loader;
 pub mod nvrtc;
 pub mod ops;

@@ -59,6 +59,8 @@ leasehold_engine::native_handles! {
     NativeGraphExec;
     /// A `CUgreenCtx`.
     NativePartition;
+    /// A `CUgraphConditionalHandle`: a word of the driver's, by which a graph's node decides.
+    NativeCondition;
     /// A `CUmemGenericAllocationHandle`: physical memory without an address.
     NativeMemory;
 }

@@ -373,6 +373,8 @@ impl DeviceOps for RealDriver {
             memory_pools: self.flag(device, POOLS),
             stream_words: self.flag(device, STREAM_WORDS),
             copy_batch: self.loaded()?.functions.has_copy_batch(),
+            conditional_nodes: self.loaded()?.functions.has_conditional_nodes()
+                && self.driver_version()? >= 12040,
             unified_addressing: self.flag(device, UNIFIED),
             fd_handles: self.flag(device, FD),
             fabric_handles: self.flag(device, FABRIC),

@@ -2,6 +2,7 @@
 //!
 //! This module must not know managers.
 
+use super::condition::ConditionSetter;
 use super::driver_context::DriverContext;
 use super::events::{EventPool, EventState};
 use super::shared::Shared;
@@ -11,7 +12,7 @@ use crate::config::CompletionSource;
 use crate::driver::ops::{
     DeviceProperties, EventFlags, NativeGraphExec, NativePartition, NativeStream,
 };
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::partitions::StreamKey;
@@ -39,6 +40,8 @@ pub struct Core {
     pub(crate) staging: Staging,
     /// A stream for uploads of graphs and for captures, made at its first use.
     utility: Mutex<Option<NativeStream>>,
+    /// The kernel that sets conditions of graphs, loaded at its first use.
+    condition_setter: OnceLock<Arc<ConditionSetter>>,
 }
 
 impl Core {
@@ -57,6 +60,7 @@ impl Core {
             event_pool,
             staging: Staging::new()?,
             utility: Mutex::new(None),
+            condition_setter: OnceLock::new(),
             properties,
             context,
             shared,
@@ -102,6 +106,18 @@ impl Core {
             },
             None => ops.stream_create(key.priority),
         })
+    }
+
+    /// The kernel that sets conditions of graphs. The first call blocks while the driver compiles
+    /// it.
+    pub(crate) fn condition_setter(&self) -> Result<&Arc<ConditionSetter>> {
+        if let Some(setter) = self.condition_setter.get() {
+            return Ok(setter);
+        }
+        let loaded =
+            Arc::new(ConditionSetter::load(&self.context, self.properties.compute_capability)?);
+        // Another thread may have been faster. Then this kernel is unloaded.
+        Ok(self.condition_setter.get_or_init(|| loaded))
     }
 
     /// Uploads an executable graph to the device. Blocks until the upload is done.

@@ -6,6 +6,7 @@
 //! | [`driver_context`] | a context and its entry, made current and restored; the first loss |
 //! | [`shared`] | tables of all devices: ranges, grants, names of functions |
 //! | [`core`] | the state that all streams of a context share |
+//! | [`condition`] | the kernel that sets a condition of a graph |
 //! | [`words`] | completion words in pinned memory |
 //! | [`events`] | the pool of native events |
 //! | [`stream`] | a stream of the driver |
@@ -15,6 +16,7 @@
 //!
 //! This module must not know managers.
 
+pub mod condition;
 pub mod core;
 pub mod driver_context;
 pub mod events;

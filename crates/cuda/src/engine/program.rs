@@ -4,11 +4,15 @@
 //! [`Steps`] is an executable graph of its own. A plan without host calls and waits is one segment
 //! and one launch.
 //!
+//! A conditional node has a body, to which its plan's nodes are added in the same way. A graph with
+//! such nodes cannot be a node of another one, so its nodes are added there one by one.
+//!
 //! Bytes for pageable memory land in pinned memory that the graph owns. The host copies them on
 //! when the launch is over. Calls of foreign libraries are captured, each into a child graph.
 //!
 //! This module must not know streams.
 
+use super::condition::{After, ConditionSetter};
 use super::core::Core;
 use super::driver_context::DriverContext;
 use super::host::land;
@@ -26,13 +30,19 @@ use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
 use leasehold_hal::partition::is_same;
-use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Partition, Plan};
+use leasehold_hal::{
+    Conditional, ConditionalKind, Dispatch, Download, GraphExec, NodePatch, Op, Partition, Plan,
+    TimestampQuery,
+};
 use std::fmt;
+use std::ops::Range;
 
 /// Bytes of device memory that the driver takes for a node, and for each branch of a graph: a chain
 /// of nodes that it may run beside others. The driver reports neither. (Measured: decision 0045.)
 const NODE_BYTES: u64 = 5 << 9;
 const BRANCH_BYTES: u64 = 112 << 10;
+/// Bytes for a conditional node with a body of one branch. (Measured on an H100: 53 KiB.)
+const CONDITIONAL_BYTES: u64 = 56 << 10;
 
 struct StagingCopy {
     staging: UniqueLease<Buffer>,
@@ -45,9 +55,10 @@ struct Segment {
     graph: NativeGraph,
     exec: NativeGraphExec,
     staging_copies: Vec<StagingCopy>,
-    /// Nodes of the plan that are timestamps.
-    timestamps: Vec<u32>,
+    timestamps: Vec<Lease<TimestampQuery>>,
     children: Vec<Lease<dyn GraphExec>>,
+    /// The kernel that sets the graph's conditions, if it has any. Such a graph cannot be a child.
+    condition_setter: Option<Arc<ConditionSetter>>,
 }
 
 /// A dispatch that has a node of the driver.
@@ -140,14 +151,7 @@ impl Program {
             // actions.
             unsafe { land(&staging_copy.staging, staging_copy.dst, staging_copy.bytes, ops) };
         }
-        if !segment.timestamps.is_empty() {
-            let plan = self.plan.lock();
-            for &node in &segment.timestamps {
-                if let Some(Op::WriteTimestamp(timestamp)) = plan.ops.get(node as usize) {
-                    timestamp.set(1);
-                }
-            }
-        }
+        segment.timestamps.iter().for_each(|timestamp| timestamp.set(1));
         for child in &segment.children {
             // SAFETY: the child was checked to be of this device when it became a child.
             unsafe { Program::of(child) }.landed(0, ops);
@@ -204,15 +208,45 @@ impl Building<'_> {
             staging_copies: Vec::new(),
             timestamps: Vec::new(),
             children: Vec::new(),
+            condition_setter: None,
         });
-        let mut nodes: Vec<NativeNode> = Vec::with_capacity(to - from);
+        let nodes = self.nodes(graph, &[], plan, from..to)?;
+        for (i, &node) in (from..to).zip(&nodes) {
+            if has_blocks(plan, i) {
+                let on = native(plan.partition(i));
+                kernels[i] = Some(Kernel { segment: number, node, on });
+            }
+        }
+        // SAFETY: the graph was made here and has no other user.
+        let exec = core.context.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
+        if let Some(segment) = self.segments.last_mut() {
+            segment.exec = exec;
+        }
+        core.upload(exec)
+    }
+
+    /// Adds the nodes of a range of a plan to a graph. Those that wait for none of the range wait
+    /// for `before`.
+    fn nodes(
+        &mut self,
+        graph: NativeGraph,
+        before: &[NativeNode],
+        plan: &Plan,
+        range: Range<usize>,
+    ) -> Result<Vec<NativeNode>> {
+        let core = self.core;
+        let from = range.start;
+        let mut nodes: Vec<NativeNode> = Vec::with_capacity(range.len());
         let mut after = Vec::new();
-        for (i, kernel) in kernels.iter_mut().enumerate().take(to).skip(from) {
+        for i in range {
             let Some(op) = plan.ops.get(i) else { break };
             after.clear();
             // Nodes of an earlier segment are over when this segment starts.
             let inside = plan.predecessors(i).iter().filter(|&&p| p as usize >= from);
             after.extend(inside.map(|&p| nodes[p as usize - from]));
+            if after.is_empty() {
+                after.extend(before);
+            }
             #[cfg(feature = "planted-defects")]
             if core.shared.config.has(crate::defects::Defect::MissingEdge) {
                 after.pop();
@@ -227,18 +261,53 @@ impl Building<'_> {
                 )?,
                 _ => self.node(graph, &after, plan, i, &op)?,
             };
-            if matches!(&op, Op::Dispatch(d) if !d.grid.contains(&0)) {
-                let on = native(plan.partition(i));
-                *kernel = Some(Kernel { segment: number, node, on });
-            }
             nodes.push(node);
         }
-        // SAFETY: the graph was made here and has no other user.
-        let exec = core.context.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
-        if let Some(segment) = self.segments.last_mut() {
-            segment.exec = exec;
+        Ok(nodes)
+    }
+
+    /// Adds a node that runs a body under a condition.
+    fn conditional(
+        &mut self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        conditional: &Conditional,
+    ) -> Result<NativeNode> {
+        let core = self.core;
+        let (flag, body) = (conditional.flag(), conditional.body());
+        if let Some(op) = body.ops.iter().find(|op| is_apart(core, op)) {
+            return Err(Error::Unsupported(
+                format!(
+                    "a {} in the body of a {conditional}: the driver takes it in several calls; record it outside the body",
+                    op.name()
+                )
+                .into(),
+            ));
         }
-        core.upload(exec)
+        let setter = core.condition_setter()?;
+        if let Some(segment) = self.segments.last_mut() {
+            segment.condition_setter = Some(setter.clone());
+        }
+        // SAFETY: the graph was made here and has no other user.
+        let condition = core.context.within(|ops| unsafe { ops.condition_create(graph) })?;
+        // SAFETY: as above. The flag is memory of the node, and the segment keeps the setter.
+        let set = unsafe { setter.add(graph, After::All(after), condition, flag) }?;
+        let (node, native) = core.context.within(|ops| {
+            // SAFETY: as above. The node in front sets the condition, and so does the last one of a
+            // loop's body.
+            unsafe { ops.graph_add_conditional(graph, &[set], condition, conditional.kind()) }
+        })?;
+        let nodes = self.nodes(native, &[], body, 0..body.len())?;
+        if conditional.kind() == ConditionalKind::While {
+            let ends = ends(body, &nodes);
+            let after = match ends[..] {
+                [(end, node)] if has_blocks(body, end) => After::Dependent(node),
+                _ => After::All(&ends.iter().map(|end| end.1).collect::<Vec<_>>()),
+            };
+            // SAFETY: as for the node in front.
+            unsafe { setter.add(native, after, condition, flag) }?;
+        }
+        Ok(node)
     }
 
     /// Adds node `i` of the plan.
@@ -308,7 +377,7 @@ impl Building<'_> {
                 })
             }
             Op::WriteTimestamp(timestamp) => {
-                segment.timestamps.push(i as u32);
+                segment.timestamps.push((*timestamp).clone());
                 // SAFETY: the graph was made here; the plan keeps the timestamp as long as the
                 // graph may run.
                 context.within(|ops| unsafe {
@@ -320,6 +389,14 @@ impl Building<'_> {
                 let program = unsafe { Program::of(child) };
                 match &program.segments[..] {
                     _ if program.steps.is_empty() => empty(),
+                    [only] if program.steps.is_plain() && only.condition_setter.is_some() => {
+                        let plan = program.plan.lock().clone();
+                        let nodes = self.nodes(graph, after, &plan, 0..plan.len())?;
+                        let ends: Vec<_> =
+                            ends(&plan, &nodes).into_iter().map(|end| end.1).collect();
+                        // SAFETY: the graph and its nodes were made here and have no other user.
+                        context.within(|ops| unsafe { ops.graph_add_empty(graph, &ends) })
+                    }
                     [only] if program.steps.is_plain() => {
                         let native = only.graph;
                         // SAFETY: both graphs were made here and have no other user.
@@ -342,18 +419,22 @@ impl Building<'_> {
                 context.release_or_log(|ops| unsafe { ops.graph_destroy(captured) });
                 node
             }
+            Op::Conditional(conditional) => self.conditional(graph, after, conditional),
             other => Err(Error::Unsupported(format!("a {} in a graph", other.kind()).into())),
         }
     }
 }
 
-/// The nodes in front of a kernel.
-#[derive(Clone, Copy)]
-enum After<'a> {
-    /// All are over before the kernel begins.
-    All(&'a [NativeNode]),
-    /// The kernel waits itself for this one, which is a kernel that does so too.
-    Dependent(NativeNode),
+/// The nodes of a plan for which no other one waits.
+fn ends(plan: &Plan, nodes: &[NativeNode]) -> Vec<(usize, NativeNode)> {
+    let mut ends: Vec<bool> = vec![true; nodes.len()];
+    plan.pred.iter().for_each(|&p| ends[p as usize] = false);
+    nodes.iter().copied().enumerate().filter(|&(i, _)| ends[i]).collect()
+}
+
+/// Whether node `i` of a plan is a kernel that the driver runs.
+fn has_blocks(plan: &Plan, i: usize) -> bool {
+    matches!(plan.ops.get(i), Some(Op::Dispatch(d)) if !d.grid.contains(&0))
 }
 
 /// Whether node `i` is a kernel that waits itself for the only node in front of it, which is a
@@ -446,6 +527,14 @@ fn capture(
 
 /// Bytes of device memory that the driver takes for a plan's executables, about.
 fn device_bytes(plan: &Plan) -> u64 {
+    // A body takes its nodes with the kernels that set its condition, and its branches but one.
+    let body = |op: Op<'_>| match op {
+        Op::Conditional(c) => {
+            CONDITIONAL_BYTES + 2 * NODE_BYTES + device_bytes(c.body()).saturating_sub(BRANCH_BYTES)
+        }
+        _ => 0,
+    };
+    let bodies: u64 = plan.ops.iter().map(body).sum();
     let nodes = plan.len();
     let mut continued = vec![false; nodes];
     // A node goes on with the branch of one of its predecessors, or begins another one.
@@ -454,7 +543,7 @@ fn device_bytes(plan: &Plan) -> u64 {
         before.find(|&p| !std::mem::replace(&mut continued[p], true)).is_none()
     };
     let branches = (0..nodes).filter(begins).count();
-    nodes as u64 * NODE_BYTES + branches as u64 * BRANCH_BYTES
+    bodies + nodes as u64 * NODE_BYTES + branches as u64 * BRANCH_BYTES
 }
 
 impl Instantiate for Program {

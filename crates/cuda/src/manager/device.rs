@@ -64,6 +64,7 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
+        caps.conditionals = properties.conditional_nodes;
         caps.vendor_libraries = properties.vendor;
         caps.waits_for_any_timeline = true;
         caps.shareable = properties.vmm && properties.fd_handles;

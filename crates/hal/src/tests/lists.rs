@@ -148,7 +148,9 @@ fn read(op: &Op<'_>, o: &Objects) -> Model {
         Op::Download(d) => Model::Download(d.src, d.dst as usize, d.bytes, d.keep.is_some()),
         Op::Foreign(f) => Model::Foreign(f.accesses.to_vec()),
         Op::Host(_) => Model::Host,
-        Op::WriteTimestamp(_) | Op::Graph(_) => unreachable!("the model makes none"),
+        Op::WriteTimestamp(_) | Op::Graph(_) | Op::Conditional(_) => {
+            unreachable!("the model makes none")
+        }
     }
 }
 

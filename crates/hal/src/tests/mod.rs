@@ -1,5 +1,6 @@
 //! Property tests of the pure parts against naive models.
 
+mod conditionals;
 mod hazards;
 mod lists;
 

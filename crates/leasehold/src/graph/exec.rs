@@ -19,9 +19,8 @@ use crate::event::{Event, GraphLaunch};
 use crate::graph::executables::{Demand, GivenUp, Holder, Look, Made, Occasion, Seen};
 use crate::graph::instances::Instances;
 use crate::graph::optimise::redundant;
-use crate::graph::recording::{Outside, Signal, State};
+use crate::graph::recording::{Outside, Ruled, Signal, State};
 use crate::graph::stop::LaunchCheck;
-use crate::kernel::rules::Rules;
 use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, check_all_present, need};
 use crate::trace::track::Track;
@@ -130,8 +129,8 @@ pub(super) struct Inner {
     begun: Arc<AtomicU64>,
     waits: Vec<Lease<Event>>,
     points: Vec<Timepoint>,
-    /// The rules of the launches, by node of the recording.
-    pub(super) rules: Vec<(u32, Arc<Rules>)>,
+    /// The rules of the launches.
+    pub(super) rules: Vec<Ruled>,
     /// The partitions, by node of the recording.
     pub(super) partitions: Vec<(u32, Lease<Partition>)>,
     /// Checks of other crates, asked before each launch of the graph.
@@ -506,7 +505,7 @@ impl Inner {
             }
             // A driver looks at the addresses.
             check_all_present(state.outside.iter().map(|o| &*o.lease))?;
-            let mut demand = Demand { nodes: state.plan.len(), known: state.known, occasion };
+            let mut demand = Demand { nodes: state.plan.total(), known: state.known, occasion };
             // SAFETY: the recording took only pipelines, timepoints and graphs of this runtime, and
             // checked each operation as an eager one, and updates did the same. The plan derives
             // its dependencies from their accesses. The graph's buffers are held until its launches

@@ -24,6 +24,7 @@
 //! ```
 
 mod budget;
+mod conditional;
 mod exec;
 mod executables;
 mod instances;

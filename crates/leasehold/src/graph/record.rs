@@ -287,7 +287,8 @@ impl Runtime {
     }
 
     /// Gives the recording up that [`stop_graph_recording`](Self::stop_graph_recording) would make
-    /// a graph of. Without one, and on another thread than the recording's, it does nothing.
+    /// a graph of. Without one, in the body of a loop or branch, and on another thread than the
+    /// recording's, it does nothing: a body that fails is taken back.
     pub fn abandon_graph_recording(&self) {
         if let Some(recorder) = self.recorder()
             && let Some(recording) = recorder.stream().recording()
@@ -324,7 +325,7 @@ impl Stream {
 
     /// The id in [`Graph::update`](crate::Graph::update) of the operation that is recorded next;
     /// its [index](NodeId::index) is how many have been recorded. `None` for a stream that does not
-    /// record, and on another thread than the recording's.
+    /// record, in the body of a loop or branch, and on another thread than the recording's.
     #[must_use]
     pub fn next_node(&self) -> Option<NodeId> {
         self.recording()?.nodes().map(NodeId::new)

@@ -22,9 +22,10 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, GraphArena, Layout};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint};
-use leasehold_hal::{Access, Op, OpList, Partition, TimestampQuery};
+use leasehold_core::{BufferHandle, Error, Lease, Name, Result, Timepoint};
+use leasehold_hal::{Access, Conditional, ConditionalKind, Op, OpList, Partition, TimestampQuery};
 use std::collections::HashMap;
+use std::mem;
 
 /// A recording, which its runtime and streams share.
 ///
@@ -33,15 +34,45 @@ pub(crate) struct Recording {
     /// The thread that began it.
     thread: usize,
     submit_lock: SubmitLock,
-    /// `None` once it is over.
-    state: Mutex<Option<State>>,
+    /// `None` once it is over. Recordings of bodies share it.
+    state: Arc<Mutex<Option<State>>>,
+    /// The body of a loop or branch that it records; `None` for all of a graph.
+    body: Option<u64>,
+}
+
+/// The rules of a launch.
+pub(crate) struct Ruled {
+    /// The node that the launch is, or is in the body of.
+    pub(crate) node: u32,
+    /// The nodes of bodies that lead from there to the launch.
+    within: Box<[u32]>,
+    pub(crate) rules: Arc<Rules>,
+}
+
+impl Ruled {
+    /// The launch, in the operations of the recording.
+    pub(crate) fn op<'a>(&self, recorded: &'a OpList) -> Option<Op<'a>> {
+        let mut op = recorded.get(self.node as usize)?;
+        for &node in &self.within {
+            let Op::Conditional(conditional) = op else { return None };
+            op = conditional.body().ops.get(node as usize)?;
+        }
+        Some(op)
+    }
+}
+
+/// The body of a loop or branch that is being recorded.
+struct Body {
+    id: u64,
+    /// What was recorded around it, which the body's end appends a node to.
+    outer: OpList,
 }
 
 /// The notes of a recording.
 pub(crate) struct State {
     pub(crate) ops: OpList,
-    /// The rules of the launches among the operations, by node.
-    pub(crate) rules: Vec<(u32, Arc<Rules>)>,
+    /// The rules of the launches among the operations, and in bodies.
+    pub(crate) rules: Vec<Ruled>,
     /// The partitions of the streams that operations were given to, by node.
     pub(crate) partitions: Vec<(u32, Lease<Partition>)>,
     pub(crate) arena: GraphArena,
@@ -53,8 +84,12 @@ pub(crate) struct State {
     pub(crate) waits: Vec<Lease<Event>>,
     pub(crate) points: Vec<Timepoint>,
     pub(crate) noted: Vec<Noted>,
-    /// The operators that are being encoded, the innermost last.
+    /// The operators and bodies that are being encoded, the innermost last.
     encodings: Vec<Encoding>,
+    /// The bodies that are being recorded, the innermost last; `ops` is what that one has.
+    bodies: Vec<Body>,
+    /// How many bodies were begun.
+    begun: u64,
 }
 
 /// A record of an event, at each launch.
@@ -132,6 +167,8 @@ impl Use for Outside {
 #[derive(Default)]
 struct Encoding {
     ops: usize,
+    rules: usize,
+    noted: usize,
     events: usize,
     waits: usize,
     points: usize,
@@ -157,6 +194,20 @@ fn over() -> Error {
 }
 
 #[cold]
+fn body_over() -> Error {
+    Error::recording(
+        "the body of the loop or branch is over; use the runtime that it was recorded on, or record another body",
+    )
+}
+
+#[cold]
+fn inside() -> Error {
+    Error::recording(
+        "the body of a loop or branch of this recording is being recorded; use the runtime that the body is lent until it is over",
+    )
+}
+
+#[cold]
 fn elsewhere() -> Error {
     Error::recording(
         "the recording belongs to the thread that began it, and this is another one; record on that thread",
@@ -178,28 +229,55 @@ impl Recording {
             points: Vec::new(),
             noted: Vec::new(),
             encodings: Vec::new(),
+            bodies: Vec::new(),
+            begun: 0,
         };
         Self {
             thread: this_thread(),
             submit_lock: SubmitLock::new(),
-            state: Mutex::new(Some(state)),
+            state: Arc::new(Mutex::new(Some(state))),
+            body: None,
         }
     }
 
     /// Runs `f` on what was recorded.
     ///
     /// # Errors
-    /// `Recording` on another thread, and once the recording is over.
+    /// `Recording` on another thread, once the recording is over, and while another body is
+    /// recorded.
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> Result<T> {
         if self.thread != this_thread() {
             return Err(elsewhere());
         }
-        self.state.lock().as_mut().map(f).ok_or_else(over)
+        let mut state = self.state.lock();
+        let state = state.as_mut().ok_or_else(over)?;
+        if state.bodies.last().map(|body| body.id) != self.body {
+            return Err(if state.has(self.body) { inside() } else { body_over() });
+        }
+        Ok(f(state))
+    }
+
+    /// As [`with`](Self::with), for what a body cannot have.
+    fn with_all<T>(&self, what: &str, f: impl FnOnce(&mut State) -> T) -> Result<T> {
+        if self.body.is_some() {
+            return Err(Error::Unsupported(
+                format!(
+                    "{what} in the body of a loop or branch; record it outside the body, by the runtime of the recording"
+                )
+                .into(),
+            ));
+        }
+        self.with(f)
+    }
+
+    /// Returns whether it records a body.
+    pub(crate) fn is_body(&self) -> bool {
+        self.body.is_some()
     }
 
     /// Returns whether it goes on.
     pub(crate) fn is_open(&self) -> bool {
-        self.state.lock().is_some()
+        self.state.lock().as_ref().is_some_and(|s| s.has(self.body))
     }
 
     /// Takes the recording's submission lock.
@@ -219,6 +297,11 @@ impl Recording {
     /// `Occupied` while a session is open in it, and `Recording` while an operator is being
     /// encoded: it goes on then. `Recording` as for every call.
     pub(crate) fn finish(&self) -> Result<State> {
+        if self.body.is_some() {
+            return Err(Error::recording(
+                "the body of a loop or branch cannot stop the recording around it; stop it once the body is over",
+            ));
+        }
         if self.with(|s| !s.encodings.is_empty())? {
             return Err(Error::recording(
                 "an operator cannot stop the recording that it is encoded into; stop it after add_graph_operator has returned",
@@ -230,9 +313,10 @@ impl Recording {
         self.state.lock().take().ok_or_else(over)
     }
 
-    /// Ends the recording; what was recorded goes. Does nothing on another thread than its own.
+    /// Ends the recording; what was recorded goes. Does nothing on another thread than its own, nor
+    /// in a body.
     pub(crate) fn give_up(&self) {
-        if self.thread == this_thread() {
+        if self.body.is_none() && self.thread == this_thread() {
             self.discard();
         }
     }
@@ -283,7 +367,10 @@ impl Recording {
     ) -> Result<()> {
         self.with(|s| {
             s.check(operands)?;
-            let node = s.push(op, partition);
+            if self.body.is_some() {
+                Conditional::admit(op)?;
+            }
+            let node = s.push(op, partition)?;
             operands.iter().for_each(|o| s.note(o, node));
             Ok(())
         })?
@@ -306,20 +393,22 @@ impl Recording {
         self.with(|s| {
             let first = s.ops.len() as u32;
             for (op, rules) in std::iter::zip(ops, rules) {
-                let node = s.push(op, partition);
-                s.rules.push((node, rules));
+                let node = s.push(op, partition)?;
+                let ruled = s.ruled(node, rules);
+                s.rules.push(ruled);
             }
             let last = (s.ops.len() as u32).saturating_sub(1);
             for operand in operands {
                 s.note(operand, first);
                 s.note(operand, last);
             }
-        })
+            Ok(())
+        })?
     }
 
-    /// The number of nodes recorded so far; `None` once it is over.
+    /// The number of nodes recorded so far; `None` once it is over, and in a body.
     pub(crate) fn nodes(&self) -> Option<u32> {
-        self.with(|s| s.ops.len() as u32).ok()
+        self.with_all("a node", |s| s.ops.len() as u32).ok()
     }
 
     /// Returns whether a launch would do nothing and record no event.
@@ -335,7 +424,7 @@ impl Recording {
         event: &Lease<Event>,
         time: Option<Lease<TimestampQuery>>,
     ) -> Result<()> {
-        self.with(|s| {
+        self.with_all("the record of an event", |s| {
             if let Some(time) = &time {
                 s.ops.push(&Op::WriteTimestamp(time));
             }
@@ -347,7 +436,7 @@ impl Recording {
     #[cold]
     #[inline(never)]
     pub(crate) fn wait_event(&self, event: &Lease<Event>) -> Result<()> {
-        self.with(|s| {
+        self.with_all("a wait for an event", |s| {
             // An event of this very recording: the list is in order already.
             if !s.events.iter().any(|signal| signal.event.same(event)) {
                 s.waits.push(event.clone());
@@ -359,14 +448,16 @@ impl Recording {
     #[cold]
     #[inline(never)]
     pub(crate) fn wait_point(&self, point: Timepoint) -> Result<()> {
-        self.with(|s| s.points.push(point))
+        self.with_all("a wait", |s| s.points.push(point))
     }
 
     /// Leaves a note for a check of the recording.
     #[cold]
     #[inline(never)]
     pub(crate) fn note(&self, check: &Arc<dyn StopCheck>, note: Note) -> Result<()> {
-        self.with(|s| s.noted.push(Noted { ops: s.ops.len(), check: check.clone(), note }))
+        self.with_all("a call of a collective", |s| {
+            s.noted.push(Noted { check: check.clone(), note });
+        })
     }
 
     /// Begins to encode an operator: its work is undone unless it is kept.
@@ -375,6 +466,8 @@ impl Recording {
             let depth = s.encodings.len();
             s.encodings.push(Encoding {
                 ops: s.ops.len(),
+                rules: s.rules.len(),
+                noted: s.noted.len(),
                 events: s.events.len(),
                 waits: s.waits.len(),
                 points: s.points.len(),
@@ -383,14 +476,131 @@ impl Recording {
             OpenEncoding { recording: self, depth }
         })
     }
+
+    /// Begins the body of a loop or branch with this flag. All of it is taken back unless it is
+    /// closed.
+    ///
+    /// # Errors
+    /// `Occupied` while a session is open; `Recording` for a flag of another recording, and as for
+    /// every call.
+    pub(crate) fn begin_body(&self, flag: &Operand<'_>) -> Result<OpenBody<'_>> {
+        if self.submit_lock.is_taken() {
+            return Err(Error::Occupied { resource: "recording (a session is open on it)" });
+        }
+        let encoding = self.encode()?;
+        let id = self.with(|s| {
+            s.check(&[*flag])?;
+            s.begun += 1;
+            let outer = mem::take(&mut s.ops);
+            s.bodies.push(Body { id: s.begun, outer });
+            Ok::<_, Error>(s.begun)
+        })??;
+        let recording = Arc::new(Self {
+            thread: self.thread,
+            submit_lock: SubmitLock::new(),
+            state: self.state.clone(),
+            body: Some(id),
+        });
+        Ok(OpenBody { id, recording, encoding })
+    }
+}
+
+/// The body of a loop or branch that is being recorded; taken back unless it is closed.
+pub(crate) struct OpenBody<'a> {
+    id: u64,
+    recording: Arc<Recording>,
+    /// Dropped last: what it takes back is the body's outer recording again by then.
+    encoding: OpenEncoding<'a>,
+}
+
+impl OpenBody<'_> {
+    /// The recording of the body.
+    pub(crate) fn recording(&self) -> &Arc<Recording> {
+        &self.recording
+    }
+
+    /// Ends the body, and appends it as a node.
+    ///
+    /// # Errors
+    /// `Occupied` while a session is open in it; as [`Conditional::new`]. Nothing of the body stays
+    /// then.
+    pub(crate) fn close(
+        self,
+        kind: ConditionalKind,
+        name: Option<Name>,
+        flag: &Operand<'_>,
+    ) -> Result<()> {
+        if self.recording.submit_lock.is_taken() {
+            return Err(Error::Occupied { resource: "body (a session is open on it)" });
+        }
+        // Without the lock: what an error drops may be anybody's closure.
+        let body = self.recording.with(|s| s.end_body(self.id))?;
+        let conditional = Conditional::new(kind, name, flag.binding(), body.unwrap_or_default())?;
+        self.encoding.recording.with(|s| {
+            let node = s.ops.push(&Op::Conditional(&conditional)) as u32;
+            s.note(flag, node);
+            s.keep(self.encoding.depth);
+        })
+    }
+}
+
+impl Drop for OpenBody<'_> {
+    fn drop(&mut self) {
+        let undone = self.recording.state.lock().as_mut().map(|s| s.end_body(self.id));
+        // Without the lock: what is dropped may be anybody's closure.
+        drop(undone);
+    }
 }
 
 impl State {
     /// Adds an operation of a stream on this partition.
-    fn push(&mut self, op: &Op<'_>, partition: Option<&Lease<Partition>>) -> u32 {
+    fn push(&mut self, op: &Op<'_>, partition: Option<&Lease<Partition>>) -> Result<u32> {
+        if partition.is_some() && !self.bodies.is_empty() {
+            return Err(Error::Unsupported(
+                "a stream on a partition in the body of a loop or a branch; use one of the whole \
+                 device there"
+                    .into(),
+            ));
+        }
         let node = self.ops.push(op) as u32;
         self.partitions.extend(partition.map(|partition| (node, partition.clone())));
-        node
+        Ok(node)
+    }
+
+    /// Returns whether the body is being recorded; without one, whether the recording goes on.
+    fn has(&self, body: Option<u64>) -> bool {
+        body.is_none_or(|id| self.bodies.iter().any(|body| body.id == id))
+    }
+
+    /// Ends a body, if it is being recorded, and the bodies in it. Returns its operations.
+    fn end_body(&mut self, id: u64) -> Option<OpList> {
+        let at = self.bodies.iter().position(|body| body.id == id)?;
+        let outer = self.bodies.drain(at..).next()?.outer;
+        Some(mem::replace(&mut self.ops, outer))
+    }
+
+    /// Where node `node` of what is being recorded is in the recording: the outermost node, and the
+    /// nodes that lead from there to it.
+    fn place(&self, node: u32) -> (u32, impl Iterator<Item = u32>) {
+        let mut path = self.bodies.iter().map(|body| body.outer.len() as u32).chain([node]);
+        (path.next().unwrap_or(node), path)
+    }
+
+    fn ruled(&self, node: u32, rules: Arc<Rules>) -> Ruled {
+        let (node, within) = self.place(node);
+        Ruled { node, within: within.collect(), rules }
+    }
+
+    /// Keeps what was encoded from `depth` on.
+    fn keep(&mut self, depth: usize) {
+        let done: Vec<_> = self.encodings.drain(depth..).collect();
+        if let Some(outer) = self.encodings.last_mut() {
+            for e in done {
+                outer.touched.extend(e.touched);
+                outer.own.extend(e.own);
+                outer.journal.extend(e.journal);
+            }
+        }
     }
 
     /// The operator that is being encoded need not declare the buffer.
@@ -420,6 +630,8 @@ impl State {
             return;
         }
         let (handle, writes) = (lease.handle(), operand.access.writes());
+        // A member of a body lives as long as the outermost node.
+        let node = self.place(node).0;
         let mut encoding = self.encodings.last_mut();
         if let Some(e) = &mut encoding {
             e.touched.push((handle, writes));
@@ -453,7 +665,9 @@ impl State {
                     e.journal.push(Undo::Outside(handle, None));
                 }
                 // A buffer that is written as a whole before it is read needs no former contents.
-                let reads = operand.access.reads() || operand.is_part();
+                // (A body may not run.)
+                let may_stay = operand.is_part() || !self.bodies.is_empty();
+                let reads = operand.access.reads() || may_stay;
                 let (end, written) = (operand.end(), operand.written());
                 let outside = Outside { lease: lease.clone(), reads, writes, end, written };
                 self.outside.insert(handle, outside);
@@ -488,14 +702,7 @@ impl OpenEncoding<'_> {
                     if writes { "writes" } else { "reads" }
                 )));
             }
-            let done: Vec<_> = s.encodings.drain(self.depth..).collect();
-            if let Some(outer) = s.encodings.last_mut() {
-                for e in done {
-                    outer.touched.extend(e.touched);
-                    outer.own.extend(e.own);
-                    outer.journal.extend(e.journal);
-                }
-            }
+            s.keep(self.depth);
             Ok(())
         })?
     }
@@ -530,9 +737,9 @@ impl Drop for OpenEncoding<'_> {
             s.points.truncate(undo.first().map_or(usize::MAX, |e| e.points));
             let events = s.events.split_off(events.min(s.events.len()));
             let waits = s.waits.split_off(waits.min(s.waits.len()));
-            let rules = split_off(&mut s.rules, to);
+            let rules = s.rules.split_off(undo.first().map_or(s.rules.len(), |e| e.rules));
             let partitions = split_off(&mut s.partitions, to);
-            let noted = s.noted.split_off(s.noted.partition_point(|noted| noted.ops <= to));
+            let noted = s.noted.split_off(undo.first().map_or(s.noted.len(), |e| e.noted));
             let ops = s.ops.clone();
             s.ops.truncate(to);
             Some((ops, leases, events, waits, rules, partitions, noted))

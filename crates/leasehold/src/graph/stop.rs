@@ -36,8 +36,6 @@ pub trait LaunchCheck: Send + Sync {
 
 /// A note, and the check that it is for.
 pub(crate) struct Noted {
-    /// The operations that were recorded before it.
-    pub(crate) ops: usize,
     pub(crate) check: Arc<dyn StopCheck>,
     pub(crate) note: Note,
 }

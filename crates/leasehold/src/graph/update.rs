@@ -8,7 +8,7 @@ use crate::graph::exec::{ExecState, Graph, Inner, NodeId, plan_of};
 use crate::graph::executables::{Demand, Executable, Made, Occasion, Seen};
 use crate::graph::instances::Change;
 use crate::graph::optimise::{moved, redundant};
-use crate::graph::recording::Outside;
+use crate::graph::recording::{Outside, Ruled};
 use crate::runtime::check_writable;
 use crate::stream::check_all_present;
 use crate::view::View;
@@ -176,6 +176,15 @@ impl Graph {
                     node.0, limits.grid
                 )));
             }
+            if let Some(Op::Conditional(inside)) = recorded.get(node.0 as usize) {
+                return Err(Error::Unsupported(
+                    format!(
+                        "node {} is a {inside}: its launches cannot be changed; let them read a buffer, or record the graph anew",
+                        node.0
+                    )
+                    .into(),
+                ));
+            }
             let grid = if planted(Defect::OldGrid) { None } else { *grid };
             recorded.patch(node.0 as usize, None, params.as_deref(), grid)?;
             changed[node.0 as usize] = true;
@@ -191,7 +200,8 @@ impl Graph {
         // SAFETY: the same operations as when the graph was built, with buffers and parameters that
         // were checked alike, and dependencies derived anew.
         let instantiate = || unsafe { inner.runtime.device.instantiate(plan.clone()) };
-        let mut demand = Demand { nodes: plan.len(), known: state.known, occasion: Occasion::New };
+        let mut demand =
+            Demand { nodes: plan.total(), known: state.known, occasion: Occasion::New };
         let executables = &inner.runtime.executables;
         let change = if same {
             // SAFETY: an instance that is idle was waited for above, and the lock of the state
@@ -242,8 +252,9 @@ impl Graph {
 impl Inner {
     /// Asks the kernels about the launches that an update changed, as they are now.
     fn check_launches(&self, recorded: &OpList, changed: &[bool]) -> Result<()> {
-        for (node, rules) in self.rules.iter().filter(|(node, _)| changed[*node as usize]) {
-            if let Some(Op::Dispatch(d)) = recorded.get(*node as usize) {
+        for ruled in self.rules.iter().filter(|ruled| changed[ruled.node as usize]) {
+            let Ruled { node, rules, .. } = ruled;
+            if let Some(Op::Dispatch(d)) = ruled.op(recorded) {
                 let shape = (d.grid, d.block, d.shared);
                 rules
                     .check_bindings(d.bindings)

@@ -109,6 +109,12 @@ pub(super) fn copy(
             ours.id()
         )));
     }
+    if stream.recording().is_some_and(|recording| recording.is_body()) {
+        return Err(Error::Unsupported(
+            "a copy between devices in the body of a loop or branch; record it outside the body"
+                .into(),
+        ));
+    }
     let (mine, theirs) = if down { (src, dst) } else { (dst, src) };
     let other = ours.owner_of(theirs)?;
     if other.id().backend == ours.id().backend && ours.is_peer(&other)? {

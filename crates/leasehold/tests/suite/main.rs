@@ -26,6 +26,7 @@ mod interop;
 mod kernels;
 #[cfg(feature = "cuda")]
 mod large;
+mod loops;
 mod ops;
 mod passed;
 mod pinned;

@@ -125,6 +125,12 @@ impl Instantiate for Program {
                     }
                     // SAFETY: graphs of a plan belong to this device (the maker's promise).
                     Some(Op::Graph(child)) => unsafe { graph_of::<MpsStream>(child) }.nested()?,
+                    Some(Op::Conditional(conditional)) => {
+                        return Err(Error::Unsupported(
+                            format!("a {conditional}: Metal has no loops and branches in graphs")
+                                .into(),
+                        ));
+                    }
                     _ => {}
                 }
             }

@@ -16,6 +16,7 @@ mod graphs;
 mod growing;
 mod growing_parts;
 mod kernels;
+mod loops;
 mod memory;
 mod partitions;
 mod peers;
@@ -43,6 +44,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         kernels::CASES,
         graphs::CASES,
         graph_budget::CASES,
+        loops::CASES,
         checks::CASES,
         recordings::CASES,
         faults::CASES,

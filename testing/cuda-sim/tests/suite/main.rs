@@ -6,6 +6,7 @@ mod copies;
 mod external;
 mod faults;
 mod life;
+mod loops;
 mod loss;
 mod managers;
 mod order;

@@ -25,7 +25,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 ];
 
 impl Trace<'_> {
-    fn add_fill(
+    pub(super) fn add_fill(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
@@ -39,7 +39,7 @@ impl Trace<'_> {
         }
     }
 
-    fn add_copy(
+    pub(super) fn add_copy(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
@@ -50,7 +50,7 @@ impl Trace<'_> {
         unsafe { self.ops.graph_add_copy(graph, after, &copy) }
     }
 
-    fn add_kernel(
+    pub(super) fn add_kernel(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
@@ -61,7 +61,7 @@ impl Trace<'_> {
         unsafe { self.ops.graph_add_kernel(graph, after, launch, NativePartition::NULL) }
     }
 
-    fn add_mark(
+    pub(super) fn add_mark(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
@@ -100,7 +100,7 @@ impl Trace<'_> {
         unsafe { self.ops.exec_set_copy(exec, node, copy) }
     }
 
-    fn set_kernel(
+    pub(super) fn set_kernel(
         &self,
         exec: NativeGraphExec,
         node: NativeNode,
@@ -112,7 +112,7 @@ impl Trace<'_> {
     }
 }
 
-fn on_device(dst: u64, src: u64, bytes: u64) -> NativeCopy {
+pub(super) fn on_device(dst: u64, src: u64, bytes: u64) -> NativeCopy {
     NativeCopy::linear(CopyKind::DeviceToDevice, dst, src, bytes)
 }
 

@@ -62,3 +62,8 @@ extern "C" __global__ void trace_trap(u32* unused) {
 extern "C" __global__ void trace_misaligned(u32* at) {
     *(volatile u32*)((char*)at + 1) = 1;
 }
+
+// Counts a word down.
+extern "C" __global__ void trace_down(u32* left) {
+    *left -= 1;
+}

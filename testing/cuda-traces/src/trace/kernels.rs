@@ -132,6 +132,13 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         Ok(())
     }
 
+    fn down(launch: &Launch<'_>) -> Result<()> {
+        let left = at::<u32>(launch, 0, 0);
+        // SAFETY: an element of a binding that the machine has checked. Kernels run one at a time.
+        unsafe { left.write_unaligned(left.read_unaligned().wrapping_sub(1)) };
+        Ok(())
+    }
+
     fn fault(api: &'static str, code: i32) -> Error {
         Error::Driver { api, code, name: leasehold_cuda::driver::codes::name_or_number(code) }
     }
@@ -145,6 +152,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
     kernels.register("trace_add", KernelSpec::new(add_to, 4, body(add)));
     kernels.register("trace_store", KernelSpec::new(one, 16, body(store)));
     kernels.register("trace_shared", KernelSpec::new(one, 4, body(shared)));
+    kernels.register("trace_down", KernelSpec::new(&[Access::ReadWrite], 0, body(down)));
     let nothing = &[Access::ReadWrite; 3];
     kernels.register("trace_nothing", KernelSpec::new(nothing, 0, body(|_| Ok(()))));
     let mut small = KernelSpec::new(

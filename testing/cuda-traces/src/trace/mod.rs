@@ -17,6 +17,7 @@
 //! This module must not know managers.
 
 mod capture;
+mod conditions;
 mod contexts;
 mod copies;
 mod faults;
@@ -32,9 +33,9 @@ use crate::vouched::Vouched;
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::ops::{
-    CopyKind, CudaSlowOps, FunctionInfo, GraphExecUpdate, HostFlags, NativeContext, NativeCopy,
-    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule,
-    NativeNode, NativeStream, Progress,
+    CopyKind, CudaSlowOps, FunctionInfo, GraphExecUpdate, HostFlags, NativeCondition,
+    NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec,
+    NativeMemory, NativeModule, NativeNode, NativeStream, Progress,
 };
 use std::fmt::Display;
 use std::sync::Arc;
@@ -74,6 +75,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         streams::SCENARIOS,
         launches::SCENARIOS,
         graphs::SCENARIOS,
+        conditions::SCENARIOS,
         capture::SCENARIOS,
         vmm::SCENARIOS,
         misuse::SCENARIOS,
@@ -282,6 +284,8 @@ shown! {
     NativeEvent: s => if s.is_null() { "no event" } else { "an event" };
     NativeModule: s => if s.is_null() { "no module" } else { "a module" };
     NativeFunction: s => if s.is_null() { "no function" } else { "a function" };
+    NativeCondition: s => if s.is_null() { "no condition" } else { "a condition" };
+    (NativeNode, NativeGraph): s => format!("{} with {}", s.0.shown(), s.1.shown());
     NativeGraph: s => if s.is_null() { "no graph" } else { "a graph" };
     NativeNode: s => if s.is_null() { "no node" } else { "a node" };
     NativeGraphExec: s => if s.is_null() { "no executable" } else { "an executable" };

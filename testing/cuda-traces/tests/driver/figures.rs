@@ -34,6 +34,19 @@ fn the_loops_are_legal_and_leave_nothing() {
         for figure in small {
             assert!(figure.unwrap().total > 0.0);
         }
+        let mut calls = 0;
+        let figures = raw.rounds(
+            20,
+            3,
+            (
+                &mut || {
+                    calls += 1;
+                    Ok(())
+                },
+                &mut || Ok(()),
+            ),
+        );
+        assert_eq!((figures.unwrap().map(|f| f.samples), calls), ([3, 3], 4), "in turns");
         assert!(raw.pinned_copy(CopyKind::HostToDevice, LARGEST + 1, 1).is_err());
     }
     assert!(driver.current().unwrap().is_null());

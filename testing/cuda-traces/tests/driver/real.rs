@@ -8,11 +8,12 @@ use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_cuda::driver::cache::CompileCache;
 use leasehold_cuda::driver::ops::{
     ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphExecUpdate, GraphOps, MemoryOps,
-    ModuleOps, NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph,
-    NativeGraphExec, NativeNode, NativePartition, NativeStream, Progress, StreamOps,
+    ModuleOps, NativeCondition, NativeContext, NativeCopy, NativeEvent, NativeFunction,
+    NativeGraph, NativeGraphExec, NativeNode, NativePartition, NativeStream, Progress, StreamOps,
 };
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda_traces::trace::kernels::Arguments;
+use leasehold_hal::ConditionalKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ const CASES: &[Case] = &[
     }),
     ("a function is missing", Some("without_symbols"), &[], || unavailable(&["cuMemAlloc_v2"])),
     ("newer functions are missing", Some("without_optional"), &[], older),
+    ("conditions", None, &[], conditions),
     ("errors", None, &[], errors),
     ("a lost context", None, &[], lost),
     ("arguments", None, &[], arguments),
@@ -259,6 +261,38 @@ fn older() {
     let module = driver.module_load(b".version 8.0").unwrap();
     // SAFETY: the library under test uses no handle that it gets.
     assert!(unsafe { driver.module_function(module, "f") }.is_ok());
+    assert!(!driver.device_properties(0).unwrap().conditional_nodes);
+    // SAFETY: the library under test uses no handle that it gets.
+    let refused = unsafe { driver.condition_create(NativeGraph(1)) };
+    assert!(
+        matches!(&refused, Err(Error::Unsupported(why)) if why.contains("12.4")),
+        "{refused:?}"
+    );
+    let (graph, kind) = (NativeGraph(1), ConditionalKind::While);
+    // SAFETY: the library under test uses no handle that it gets.
+    let refused = unsafe { driver.graph_add_conditional(graph, &[], NativeCondition(1), kind) };
+    assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
+}
+
+/// The parameters of a conditional node are what the driver's header says, and its answer is the
+/// body's place.
+fn conditions() {
+    let driver = started();
+    assert!(driver.device_properties(0).unwrap().conditional_nodes);
+    // SAFETY: the library under test uses no handle that it gets.
+    let condition = unsafe { driver.condition_create(NativeGraph(7)) }.unwrap();
+    assert_eq!(condition, NativeCondition(0x700));
+    for (kind, body) in [(ConditionalKind::If, 0x5000), (ConditionalKind::While, 0x5001)] {
+        let (graph, after) = (NativeGraph(7), [NativeNode(1), NativeNode(2)]);
+        // SAFETY: the library under test uses no handle that it gets.
+        let made = unsafe { driver.graph_add_conditional(graph, &after, condition, kind) };
+        assert_eq!(made.unwrap(), (NativeNode(0x20000), NativeGraph(body)));
+    }
+    // SAFETY: the library under test uses no handle that it gets.
+    let made = unsafe {
+        driver.graph_add_conditional(NativeGraph(7), &[], NativeCondition(2), ConditionalKind::If)
+    };
+    assert!(matches!(made, Err(Error::Driver { code: 1, .. })), "{made:?}");
 }
 
 fn errors() {

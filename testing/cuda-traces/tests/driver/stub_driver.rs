@@ -436,6 +436,43 @@ unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, _fu
 /// - As [`cuDevicePrimaryCtxGetState`].
 #[cfg(not(without_optional))]
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphConditionalHandleCreate(made: *mut u64, graph: u64, _context: u64, value: c_uint, flags: c_uint) -> c_int {
+    if (value, flags) != (0, 0) {
+        return 1;
+    }
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
+    unsafe { *made = graph << 8 };
+    0
+}
+
+/// Takes one condition: that of graph 7. The body's handle tells the kind.
+///
+/// # Safety
+/// - As [`cuDevicePrimaryCtxGetState`].
+#[cfg(not(without_optional))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphAddNode_v2(made: *mut u64, graph: u64, _after: *const u64, edges: *const c_void, count: usize, params: *mut u8) -> c_int {
+    static mut BODY: u64 = 0;
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
+    let (kind, handle, of, size) = unsafe {
+        (*params.cast::<u32>(), *params.add(16).cast::<u64>(), *params.add(24).cast::<u32>(), *params.add(28).cast::<u32>())
+    };
+    if (kind, graph, handle, count, size) != (13, 7, 0x700, 2, 1) || !edges.is_null() {
+        return 1;
+    }
+    // SAFETY: as above; the process has one thread.
+    unsafe {
+        BODY = 0x5000 + u64::from(of);
+        *params.add(32).cast::<*mut u64>() = &raw mut BODY;
+        *made = 0x20000;
+    }
+    0
+}
+
+/// # Safety
+/// - As [`cuDevicePrimaryCtxGetState`].
+#[cfg(not(without_optional))]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuFuncGetParamInfo(_function: u64, index: usize, offset: *mut usize, size: *mut usize) -> c_int {
     if index > 1 {
         return 1;

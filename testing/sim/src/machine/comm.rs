@@ -14,7 +14,7 @@
 use super::clock::Clock;
 use super::collective::CommCall;
 use super::detect::Operation;
-use super::ids::{CommId, QueueId};
+use super::ids::{CommId, QueueId, missing};
 use super::space::MOST_DEVICES;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::thread::ThreadId;
@@ -223,10 +223,6 @@ pub(super) struct Meetings {
     pub(super) slots: BTreeMap<u32, Place>,
     /// The call in the library for each device, with its thread and scope.
     pub(super) library: BTreeMap<u32, (ThreadId, Text, Option<Name>)>,
-}
-
-fn missing(comm: CommId) -> Error {
-    Error::NotFound(format!("{comm:?} does not exist").into())
 }
 
 impl Meetings {

@@ -4,13 +4,14 @@
 
 use super::clock::Clock;
 use super::comm::{BoundMeet, Meet};
+use super::conditional::{Condition, Part, Round, Rounds};
 use super::detect::{Ancestors, Operation};
 use super::ids::{CommId, EventId, ExecId, PartitionId, QueueId, SemaphoreId};
 use super::kernel::Kernel;
 use super::space::AccessScope;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Error, Name, Result, Text};
-use leasehold_hal::Binding;
+use leasehold_hal::{Binding, ConditionalKind};
 use std::fmt;
 use std::ops::Range;
 
@@ -380,21 +381,41 @@ pub(crate) enum Action {
     Kernel(KernelCall),
     Copy(Transfer),
     Fill(FillCall),
-    Host { name: Arc<str>, call: HostFn, always: bool },
-    Node { name: Arc<str>, call: Arc<NodeFn> },
+    Host {
+        name: Arc<str>,
+        call: HostFn,
+        always: bool,
+    },
+    Node {
+        name: Arc<str>,
+        call: Arc<NodeFn>,
+    },
     Record(Arc<Mark>),
     WaitMark(Arc<Mark>),
     RequireMark(Arc<Mark>),
-    WriteValue { addr: u64, value: u64 },
-    WaitValue { addr: u64, value: u64 },
+    WriteValue {
+        addr: u64,
+        value: u64,
+    },
+    WaitValue {
+        addr: u64,
+        value: u64,
+    },
     Signal(SemaphoreId, u64),
     SignalOnSuccess(SemaphoreId, u64),
     WaitSemaphore(SemaphoreId, u64),
-    Until { name: &'static str, ready: ReadyFn },
+    Until {
+        name: &'static str,
+        ready: ReadyFn,
+    },
     Meet(BoundMeet),
+    /// Tests the word of a part of a graph, which has this name.
+    Test(Arc<str>, Condition),
     Graph(Box<Running>),
     Free(u64),
-    Allocated { addr: u64 },
+    Allocated {
+        addr: u64,
+    },
     Empty,
 }
 
@@ -432,6 +453,7 @@ impl Action {
             Action::WaitSemaphore(..) => "wait for a semaphore".into(),
             Action::Until { name, .. } => (*name).into(),
             Action::Meet(meet) => meet.shown().into(),
+            Action::Test(name, _) => name.clone(),
             Action::Graph(_) => "graph".into(),
             Action::Free(_) => "free".into(),
             Action::Allocated { .. } => "alloc".into(),
@@ -463,12 +485,25 @@ pub(crate) enum NodeAction {
     Kernel(KernelCall),
     Copy(Transfer),
     Fill(FillCall),
-    Host { name: Arc<str>, call: Arc<NodeFn> },
+    Host {
+        name: Arc<str>,
+        call: Arc<NodeFn>,
+    },
     Record(EventId),
     Wait(EventId),
-    WriteValue { addr: u64, value: u64 },
-    WaitValue { addr: u64, value: u64 },
+    WriteValue {
+        addr: u64,
+        value: u64,
+    },
+    WaitValue {
+        addr: u64,
+        value: u64,
+    },
     Meet(BoundMeet),
+    /// The head of a part under a condition.
+    Head(Arc<Part>),
+    /// The end of that part.
+    End(Arc<Part>),
     Empty,
 }
 
@@ -492,6 +527,11 @@ impl NodeAction {
                 f(*addr..addr.saturating_add(8));
             }
             NodeAction::Meet(meet) => meet.for_each_range(f),
+            NodeAction::Head(part) => {
+                if let Condition::Flag(addr) = part.condition {
+                    f(addr..addr.saturating_add(4));
+                }
+            }
             _ => {}
         }
     }
@@ -520,6 +560,10 @@ pub(crate) struct Running {
     pub(crate) waits: Vec<u32>,
     pub(crate) ready: Vec<u32>,
     pub(crate) left: usize,
+    /// The parts under conditions, inner ones first.
+    pub(crate) parts: Vec<Round>,
+    /// The number of rounds that have begun.
+    pub(crate) tick: u64,
     /// Marks of nodes that record or wait for events, by node.
     pub(crate) marks: Vec<(u32, Arc<Mark>)>,
 }
@@ -544,6 +588,10 @@ impl Running {
                 Action::WaitValue { addr: *addr, value: *value }
             }
             NodeAction::Meet(meet) => Action::Meet(meet.clone()),
+            NodeAction::End(part) if part.kind == ConditionalKind::If => Action::Empty,
+            NodeAction::Head(part) | NodeAction::End(part) => {
+                Action::Test(part.name.clone(), part.condition.clone())
+            }
             NodeAction::Empty => Action::Empty,
         }
     }
@@ -551,6 +599,11 @@ impl Running {
     /// Ends a node: nodes that waited for this node only become ready.
     pub(crate) fn finish(&mut self, node: u32) {
         self.left -= 1;
+        self.release(node);
+    }
+
+    /// Makes the nodes ready that waited for this node only.
+    pub(crate) fn release(&mut self, node: u32) {
         for &next in self.nodes[node as usize].next.iter() {
             let waits = &mut self.waits[next as usize];
             *waits -= 1;
@@ -558,6 +611,53 @@ impl Running {
                 self.ready.push(next);
             }
         }
+    }
+}
+
+impl Running {
+    /// The rounds in which a node runs.
+    pub(crate) fn rounds_of(&self, node: u32) -> Rounds {
+        let of = self.parts.iter().filter(|r| r.contains(node)).copied().collect();
+        Rounds { tick: self.tick, of }
+    }
+
+    /// Goes on after a head or the end of a loop, which has tested its word.
+    ///
+    /// # Errors
+    /// The text of a fault if the loop has had `bound` rounds already.
+    pub(crate) fn tested(&mut self, node: u32, go_on: bool, bound: u64) -> Result<(), String> {
+        let Some(at) = self.parts.iter().position(|p| p.head == node || p.end == node) else {
+            return Err("a test outside a conditional node".to_owned());
+        };
+        let Round { head, end, rounds, .. } = self.parts[at];
+        if !go_on {
+            if node == head {
+                self.left -= (end - head) as usize;
+            }
+            self.finish(end);
+            return Ok(());
+        }
+        let rounds = if node == head {
+            self.left -= 1;
+            0
+        } else {
+            rounds
+        };
+        if rounds == bound {
+            return Err(format!(
+                "it has run {bound} times, and its flag is still set: the loop has no end, or MachineConfig::loop_bound is too low"
+            ));
+        }
+        self.tick += 1;
+        (self.parts[at].began, self.parts[at].rounds) = (self.tick, rounds + 1);
+        if node == end {
+            self.left += (end - head - 1) as usize;
+            for body in head + 1..=end {
+                self.waits[body as usize] = self.edges.pred[body as usize].len() as u32;
+            }
+        }
+        self.release(head);
+        Ok(())
     }
 }
 

@@ -28,6 +28,7 @@
 //! This module must not know how commands run.
 
 use super::clock::Clock;
+use super::conditional::Rounds;
 use leasehold_alloc::Allocator;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Name, ShownTag};
@@ -276,6 +277,8 @@ pub(crate) struct Actor<'a> {
     pub(crate) index: u64,
     /// The launch's number, the node and the graph.
     pub(crate) node: Option<(u64, u32, &'a Ancestors)>,
+    /// The rounds of loops in which the node runs.
+    pub(crate) rounds: Option<&'a Rounds>,
     pub(crate) scope: Option<Name>,
 }
 
@@ -298,6 +301,7 @@ struct Past {
     agent: u32,
     epoch: u64,
     launch: u64,
+    tick: u64,
     /// The mapping of the access: the distance between its addresses and the memory's keys.
     through: u64,
     operation: Operation,
@@ -316,7 +320,8 @@ impl Past {
             && self.launch == launch
             && let Some(earlier) = self.operation.node
         {
-            return graph.before(earlier, node);
+            return graph.before(earlier, node)
+                || now.rounds.is_some_and(|rounds| rounds.follow(earlier, self.tick));
         }
         now.clock.knows(self.agent, self.epoch)
     }
@@ -464,6 +469,7 @@ impl Detector {
             agent: who.agent,
             epoch: who.epoch,
             launch: who.node.map_or(0, |n| n.0),
+            tick: who.rounds.map_or(0, |rounds| rounds.tick),
             through: addr.wrapping_sub(key),
             operation: who.operation(),
         });
@@ -488,6 +494,10 @@ impl Detector {
                 // each other.
                 if s.reads.iter().any(|r| r.agent == past.agent && r.launch != past.launch) {
                     s.reads.retain(|r| r.agent != past.agent);
+                }
+                // Nor do they repeat, but in a loop.
+                if past.tick != 0 {
+                    s.reads.retain(|r| !r.is_of(who));
                 }
                 if past.launch != 0 || s.reads.iter().all(|r| r.agent != past.agent) {
                     s.reads.push(past.clone());

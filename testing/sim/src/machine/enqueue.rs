@@ -9,8 +9,10 @@
 use super::clock::Clock;
 use super::comm::{BoundMeet, Meet};
 use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
+use super::conditional::Part;
 use super::fault::Disturbance;
 use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
+use super::ids::missing;
 use super::partition::ended;
 use super::rng::Rng;
 use super::space::AccessScope;
@@ -373,14 +375,16 @@ impl Machine {
         self.lock().graphs.get(&graph).map(Template::len).ok_or_else(|| missing(graph))
     }
 
-    /// Destroys a graph template. Executable graphs made from it stay.
+    /// Destroys a graph template with its bodies. Executable graphs made from it stay.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn graph_destroy(&self, graph: GraphId) -> Result<()> {
         let mut state = self.lock();
-        let gone = state.graphs.remove(&graph).ok_or_else(|| missing(graph))?;
-        state.trash.push(Box::new(gone));
+        for graph in state.with_bodies(graph)? {
+            let gone = state.graphs.remove(&graph).ok_or_else(|| missing(graph))?;
+            state.trash.push(Box::new(gone));
+        }
         Ok(())
     }
 
@@ -391,7 +395,7 @@ impl Machine {
     /// `NotFound`; `OutOfMemory`; an error of the fault plan.
     pub fn instantiate(&self, device: u32, graph: GraphId) -> Result<ExecId> {
         let mut state = self.enter_host("instantiate")?;
-        let flat = state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat();
+        let flat = state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat(&state.graphs)?;
         // A generator of its own: the choices of steps stay those of the seed.
         let mut sizes = Rng::new(self.config().seed);
         let bytes = (0..flat.len()).map(|_| NODE_BYTES + sizes.below(NODE_SIZES) as u64).sum();
@@ -475,11 +479,6 @@ impl Machine {
     }
 }
 
-#[cold]
-fn missing(what: impl std::fmt::Debug) -> Error {
-    Error::NotFound(format!("{what:?} does not exist").into())
-}
-
 impl Semaphore {
     pub(super) fn signal(&mut self, value: u64, clock: Clock, nanos: u64) {
         if value > self.value && self.failed.is_none() {
@@ -518,6 +517,17 @@ impl MachineState {
         self.asked.clear();
     }
 
+    /// A graph and the bodies in it.
+    fn with_bodies(&self, graph: GraphId) -> Result<Vec<GraphId>> {
+        let mut all = vec![graph];
+        let mut next = 0;
+        while let Some(&graph) = all.get(next) {
+            all.extend(self.graphs.get(&graph).ok_or_else(|| missing(graph))?.bodies());
+            next += 1;
+        }
+        Ok(all)
+    }
+
     fn add_node(&mut self, graph: GraphId, node: Node, deps: &[NodeId]) -> Result<NodeId> {
         if let Node::Record(e) | Node::WaitEvent(e) = &node
             && !self.events.contains_key(e)
@@ -526,8 +536,16 @@ impl MachineState {
         }
         let bound = match &node {
             Node::Child(id) => {
-                let flat = self.graphs.get(id).ok_or_else(|| missing(*id))?.flat();
+                let flat = self.graphs.get(id).ok_or_else(|| missing(*id))?.flat(&self.graphs)?;
                 Some(TemplateNode::Child(Arc::new(flat)))
+            }
+            Node::Conditional { kind, name, condition, body } => {
+                if self.with_bodies(*body)?.contains(&graph) {
+                    return Err(Error::invalid(format!("{graph:?} is a body of itself")));
+                }
+                let (name, condition) = ((&**name).into(), condition.clone());
+                let part = Part { kind: *kind, name, condition };
+                Some(TemplateNode::Conditional(Arc::new(part), *body))
             }
             Node::Meet(meet) => {
                 Some(TemplateNode::Action(NodeAction::Meet(self.bind_meet(None, meet)?)))

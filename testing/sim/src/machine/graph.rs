@@ -9,11 +9,14 @@
 
 use super::comm::Meet;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
+use super::conditional::{Condition, Part, Round};
 use super::detect::Ancestors;
-use super::ids::{CommId, EventId, GraphId};
+use super::ids::{CommId, EventId, GraphId, missing};
 use super::kernel::Kernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
+use leasehold_hal::ConditionalKind;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Names a node of a template, and the same node of graphs made from it.
@@ -59,6 +62,19 @@ pub enum Node {
     Meet(Meet),
     /// Another graph, in its present state.
     Child(GraphId),
+    /// Another graph, as often as a word says. It belongs to this one from now on, and ends with
+    /// it. Its nodes are those that it has when an executable graph is made: none of a host, of
+    /// events, of meetings, or that wait for a word.
+    Conditional {
+        /// How often the body runs.
+        kind: ConditionalKind,
+        /// The name in reports.
+        name: Text,
+        /// The word that is tested before each run of the body.
+        condition: Condition,
+        /// The graph that is the body.
+        body: GraphId,
+    },
     /// Does nothing.
     Empty,
 }
@@ -76,6 +92,7 @@ impl fmt::Debug for Node {
             Node::WaitValue { addr, value } => write!(f, "WaitValue({addr:#x}, {value})"),
             Node::Meet(m) => m.fmt(f),
             Node::Child(g) => write!(f, "Child({g:?})"),
+            Node::Conditional { name, body, .. } => write!(f, "Conditional({name}, {body:?})"),
             Node::Empty => f.write_str("Empty"),
         }
     }
@@ -100,6 +117,7 @@ pub enum NodeUpdate {
 pub(crate) enum TemplateNode {
     Action(NodeAction),
     Child(Arc<Flat>),
+    Conditional(Arc<Part>, GraphId),
 }
 
 /// A template.
@@ -123,7 +141,8 @@ impl Template {
         self.parts.len()
     }
 
-    /// Appends a node; `bound` is the content of a [`Node::Child`] or a [`Node::Meet`].
+    /// Appends a node; `bound` is the content of a [`Node::Child`], a [`Node::Conditional`] or a
+    /// [`Node::Meet`].
     ///
     /// # Errors
     /// `InvalidArgument` for a dependency that does not exist, or for invalid parameters.
@@ -155,14 +174,28 @@ impl Template {
             Node::WaitEvent(e) => NodeAction::Wait(e),
             Node::WriteValue { addr, value } => NodeAction::WriteValue { addr, value },
             Node::WaitValue { addr, value } => NodeAction::WaitValue { addr, value },
-            Node::Meet(_) | Node::Child(_) | Node::Empty => NodeAction::Empty,
+            Node::Meet(_) | Node::Child(_) | Node::Conditional { .. } | Node::Empty => {
+                NodeAction::Empty
+            }
         });
         self.parts.push((bound.unwrap_or(part), deps.iter().map(|d| d.0).collect()));
         Ok(NodeId(id))
     }
 
-    /// The template as one list.
-    pub(crate) fn flat(&self) -> Flat {
+    /// The bodies of its nodes.
+    pub(super) fn bodies(&self) -> impl Iterator<Item = GraphId> {
+        self.parts.iter().filter_map(|(part, _)| match part {
+            TemplateNode::Conditional(_, body) => Some(*body),
+            _ => None,
+        })
+    }
+
+    /// The template as one list. Bodies are among `graphs`.
+    ///
+    /// # Errors
+    /// `NotFound` for a body that is not there; `Unsupported` for nodes of a body that cannot run
+    /// more than once in a launch.
+    pub(super) fn flat(&self, graphs: &BTreeMap<GraphId, Template>) -> Result<Flat> {
         let mut flat = Flat::default();
         // For each part: the nodes that a successor of the part must wait for.
         let mut ends: Vec<Vec<u32>> = Vec::new();
@@ -171,35 +204,53 @@ impl Template {
                 deps.iter().flat_map(|&d| ends[d as usize].iter().copied()).collect();
             before.sort_unstable();
             before.dedup();
-            match part {
-                TemplateNode::Action(action) => {
-                    let node = flat.actions.len() as u32;
-                    flat.actions.push((action.clone(), at as u32));
-                    flat.pred.push(before);
-                    flat.place.push(Some(node));
-                    ends.push(vec![node]);
+            ends.push(match part {
+                TemplateNode::Action(action) => vec![flat.push(action.clone(), at, before)],
+                TemplateNode::Child(child) => flat.append(child, at, before),
+                TemplateNode::Conditional(part, body) => {
+                    let body = graphs.get(body).ok_or_else(|| missing(*body))?.flat(graphs)?;
+                    body.actions.iter().try_for_each(|(action, _)| check_body(action))?;
+                    let head = flat.push(NodeAction::Head(part.clone()), at, before);
+                    let last = flat.append(&body, at, vec![head]);
+                    vec![flat.push(NodeAction::End(part.clone()), at, last)]
                 }
-                TemplateNode::Child(child) => {
-                    let base = flat.actions.len() as u32;
-                    let mut last: Vec<bool> = vec![true; child.actions.len()];
-                    for (i, (action, _)) in child.actions.iter().enumerate() {
-                        child.pred[i].iter().for_each(|&p| last[p as usize] = false);
-                        let pred = if child.pred[i].is_empty() {
-                            before.clone()
-                        } else {
-                            child.pred[i].iter().map(|p| p + base).collect()
-                        };
-                        flat.actions.push((action.clone(), at as u32));
-                        flat.pred.push(pred);
-                    }
-                    flat.place.push(None);
-                    let leaves = (0..last.len()).filter(|&i| last[i]).map(|i| i as u32 + base);
-                    ends.push(if child.actions.is_empty() { before } else { leaves.collect() });
-                }
-            }
+            });
+            let place = flat.actions.len() as u32 - 1;
+            flat.place.push(matches!(part, TemplateNode::Action(_)).then_some(place));
         }
-        flat
+        Ok(flat)
     }
+}
+
+/// Checks that an action can run more than once in a launch.
+///
+/// # Errors
+/// `Unsupported` for one that cannot.
+fn check_body(action: &NodeAction) -> Result<()> {
+    match action {
+        NodeAction::Host { .. }
+        | NodeAction::Record(_)
+        | NodeAction::Wait(_)
+        | NodeAction::WaitValue { .. }
+        | NodeAction::Meet(_) => Err(Error::Unsupported(
+            "host functions, events, waits and meetings cannot be nodes of a conditional body"
+                .into(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The parts of a list of nodes: a head and an end enclose each. Inner ones come first.
+fn parts_of<'a>(actions: impl Iterator<Item = &'a NodeAction>) -> Vec<Round> {
+    let (mut open, mut all) = (Vec::new(), Vec::new());
+    for (node, action) in actions.enumerate() {
+        match action {
+            NodeAction::Head(_) => open.push(node as u32),
+            NodeAction::End(_) => all.extend(open.pop().map(|head| Round::new(head, node as u32))),
+            _ => {}
+        }
+    }
+    all
 }
 
 /// An executable graph.
@@ -207,6 +258,8 @@ pub(crate) struct Exec {
     nodes: Arc<Vec<ExecNode>>,
     edges: Arc<Ancestors>,
     place: Vec<Option<u32>>,
+    /// The parts under conditions.
+    parts: Vec<Round>,
     /// The ranks whose calls the nodes make.
     comms: Vec<CommId>,
     /// The device whose memory the nodes take, and how much they take.
@@ -214,6 +267,32 @@ pub(crate) struct Exec {
 }
 
 impl Flat {
+    /// Appends a node, and returns its number.
+    fn push(&mut self, action: NodeAction, label: usize, pred: Vec<u32>) -> u32 {
+        self.actions.push((action, label as u32));
+        self.pred.push(pred);
+        self.actions.len() as u32 - 1
+    }
+
+    /// Appends a graph that comes after `before`, and returns its last nodes.
+    fn append(&mut self, child: &Flat, label: usize, before: Vec<u32>) -> Vec<u32> {
+        let base = self.actions.len() as u32;
+        let mut last: Vec<bool> = vec![true; child.actions.len()];
+        for (i, (action, _)) in child.actions.iter().enumerate() {
+            child.pred[i].iter().for_each(|&p| last[p as usize] = false);
+            let pred = if child.pred[i].is_empty() {
+                before.clone()
+            } else {
+                child.pred[i].iter().map(|p| p + base).collect()
+            };
+            self.push(action.clone(), label, pred);
+        }
+        if child.actions.is_empty() {
+            return before;
+        }
+        (0..last.len()).filter(|&i| last[i]).map(|i| i as u32 + base).collect()
+    }
+
     /// The number of nodes.
     pub(super) fn len(&self) -> usize {
         self.actions.len()
@@ -251,6 +330,7 @@ impl Exec {
                 _ => node as u32,
             });
         }
+        let parts = parts_of(flat.actions.iter().map(|(action, _)| action));
         let nodes = flat.actions.into_iter().zip(next).zip(begins);
         let nodes = nodes
             .map(|(((action, label), next), begins)| {
@@ -262,6 +342,7 @@ impl Exec {
             nodes: Arc::new(nodes),
             edges: Arc::new(Ancestors::new(flat.pred)),
             place: flat.place,
+            parts,
             comms,
             memory,
         }
@@ -283,6 +364,8 @@ impl Exec {
             left: waits.len(),
             waits,
             ready,
+            parts: self.parts.clone(),
+            tick: 0,
             marks: Vec::new(),
         }
     }

@@ -2,6 +2,9 @@
 //!
 //! This module must not know the objects.
 
+use leasehold_core::Error;
+use std::fmt::Debug;
+
 /// Names a queue. Numbers are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueId(pub u64);
@@ -29,3 +32,9 @@ pub struct PartitionId(pub u64);
 /// Names a rank of a communicator. Numbers are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommId(pub u64);
+
+/// The error for an object that is not there.
+#[cold]
+pub(super) fn missing(what: impl Debug) -> Error {
+    Error::NotFound(format!("{what:?} does not exist").into())
+}

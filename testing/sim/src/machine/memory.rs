@@ -357,6 +357,7 @@ impl MachineState {
             queue: None,
             index,
             node: None,
+            rounds: None,
             scope: Name::current(),
         };
         self.detector.access(&who, addr, addr, bytes_from(addr, bytes), access);

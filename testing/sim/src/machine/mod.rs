@@ -22,6 +22,7 @@ mod clock;
 mod collective;
 mod comm;
 mod command;
+mod conditional;
 mod dead_lock;
 mod detect;
 mod enqueue;
@@ -43,6 +44,7 @@ mod wait;
 pub use collective::{CommCall, CommOp, Element, Reduction};
 pub use comm::{CommJoin, Link, Meet, OnMismatch};
 pub use command::{Command, FillCall, HostFn, KernelCall, NodeFn, ReadyFn, Transfer};
+pub use conditional::Condition;
 pub use detect::{Operation, Report, ReportKind};
 pub use fault::{FaultAction, FaultPlan, FaultRule, When};
 pub use graph::{Node, NodeId, NodeUpdate};
@@ -136,6 +138,9 @@ pub struct MachineConfig {
     pub on_mismatch: OnMismatch,
     /// The link over which ranks exchange bytes; [`Link::default`] by default.
     pub link: Link,
+    /// The most rounds of a loop of a graph; 65,536 by default. A loop that has had them, and would
+    /// go on, is a fault of the device: it may have no end.
+    pub loop_bound: u64,
     /// The kernels.
     /// Default: no kernels.
     pub kernels: KernelRegistry,
@@ -159,6 +164,7 @@ impl Default for MachineConfig {
             patience: Duration::from_secs(10),
             on_mismatch: OnMismatch::default(),
             link: Link::default(),
+            loop_bound: 1 << 16,
             kernels: KernelRegistry::new(),
         }
     }
@@ -231,6 +237,13 @@ impl MachineConfig {
     #[must_use]
     pub fn link(mut self, link: Link) -> Self {
         self.link = link;
+        self
+    }
+
+    /// Sets the most rounds of a loop of a graph.
+    #[must_use]
+    pub fn loop_bound(mut self, rounds: u64) -> Self {
+        self.loop_bound = rounds;
         self
     }
 

@@ -2,6 +2,7 @@
 
 use super::clock::Clock;
 use super::command::{Action, Done, Entry, FillCall, KernelCall, Transfer};
+use super::conditional::Condition;
 use super::detect::{Operation, ReportKind, Unwritten};
 use super::space::{AccessPart, AccessScope, STORE};
 use super::step::{CommandContext, Outcome};
@@ -89,6 +90,7 @@ impl MachineState {
                 Outcome::Done(0)
             }
             Action::Meet(meet) => self.meet(place, meet),
+            Action::Test(_, condition) => self.test(place, &condition),
             Action::Free(addr) => {
                 self.free_here(place, addr);
                 Outcome::Done(0)
@@ -430,6 +432,23 @@ impl MachineState {
             self.learn(place.queue, &clock, nanos);
         }
         Outcome::Done(100)
+    }
+
+    fn test(&mut self, place: &CommandContext, condition: &Condition) -> Outcome {
+        let addr = match condition {
+            Condition::Cell(cell) => return Outcome::Tested(cell.load(Ordering::Acquire) != 0),
+            Condition::Flag(addr) => *addr,
+        };
+        let mut parts = Vec::new();
+        match self.reach(place, AccessScope::Kernel(place.device), addr, 4, &mut parts) {
+            Ok(at) => {
+                self.note_access(place, &parts, Access::Read, Unwritten::Any);
+                // SAFETY: four bytes that are mapped (checked). No host function runs under the
+                // lock, and a queue's own work is over before its next node.
+                Outcome::Tested(unsafe { at.cast::<u32>().read_unaligned() } != 0)
+            }
+            Err(e) => Outcome::Fault(format!("the flag: {e}")),
+        }
     }
 
     fn wait_semaphore(

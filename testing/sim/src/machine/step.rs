@@ -11,6 +11,7 @@
 
 use super::clock::Clock;
 use super::command::{Action, Entry, HostFn, NodeAction, Running};
+use super::conditional::Rounds;
 use super::detect::{Actor, Ancestors, Operation};
 use super::space::AccessScope;
 use super::{
@@ -24,6 +25,8 @@ use std::cell::Cell;
 
 /// The virtual time of a host call, in nanoseconds.
 const HOST_NANOS: u64 = 500;
+/// The virtual time of the test of a condition, in nanoseconds.
+const TEST_NANOS: u64 = 100;
 /// The node number of a command outside a graph.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
@@ -57,6 +60,8 @@ pub(super) enum Outcome {
     /// The action has begun, is not over and is returned.
     Begun(Action),
     Call(HostFn),
+    /// A part of a graph is to run, or not to run.
+    Tested(bool),
     /// A fault of the device.
     Fault(String),
     /// The failure of another object.
@@ -75,6 +80,7 @@ pub(super) struct CommandContext {
     pub(super) name: Arc<str>,
     pub(super) node: Option<(u64, u32, u32)>,
     pub(super) edges: Option<Arc<Ancestors>>,
+    pub(super) rounds: Option<Rounds>,
     /// The node with which that node begins.
     pub(super) begins: u32,
     pub(super) regions: Vec<(u64, u64)>,
@@ -94,6 +100,7 @@ impl CommandContext {
                 .node
                 .zip(self.edges.as_deref())
                 .map(|((launch, node, _), edges)| (launch, node, edges)),
+            rounds: self.rounds.as_ref(),
             scope: self.scope.clone(),
         }
     }
@@ -342,6 +349,7 @@ impl MachineState {
             name: entry.action.name(),
             node: None,
             edges: None,
+            rounds: None,
             begins: 0,
             regions: std::mem::take(&mut entry.regions),
             scope: entry.scope.clone(),
@@ -414,6 +422,7 @@ impl MachineState {
             let of = &g.nodes[node as usize];
             (place.node, place.begins) = (Some((g.launch, node, of.label)), of.begins);
             place.edges = Some(g.edges.clone());
+            place.rounds = (!g.parts.is_empty()).then(|| g.rounds_of(node));
             match self.perform(&mut place, action) {
                 Outcome::Pending(_) => self.asked.push((id, node)),
                 Outcome::Begun(_) => {
@@ -433,7 +442,16 @@ impl MachineState {
                 }
                 outcome => {
                     g.ready.swap_remove(at);
-                    g.finish(node);
+                    let outcome = match outcome {
+                        Outcome::Tested(go_on) => match g.tested(node, go_on, config.loop_bound) {
+                            Ok(()) => Outcome::Done(TEST_NANOS),
+                            Err(text) => Outcome::Fault(text),
+                        },
+                        outcome => {
+                            g.finish(node);
+                            outcome
+                        }
+                    };
                     self.settle(&place, outcome, config);
                     self.after_node(id, g, entry, place.regions);
                     return Step::Ran;
@@ -614,7 +632,11 @@ impl MachineState {
                     self.lose(place.device, &text);
                 }
             }
-            Outcome::Done(_) | Outcome::Pending(_) | Outcome::Begun(_) | Outcome::Call(_) => {}
+            Outcome::Done(_)
+            | Outcome::Pending(_)
+            | Outcome::Begun(_)
+            | Outcome::Call(_)
+            | Outcome::Tested(_) => {}
         }
     }
 }

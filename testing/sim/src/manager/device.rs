@@ -352,6 +352,7 @@ impl DeviceState {
         caps.growing = true;
         caps.forks = true;
         caps.partitions = true;
+        caps.conditionals = true;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;

@@ -7,7 +7,7 @@
 
 use super::device::Common;
 use crate::machine::{
-    ExecId, GraphId, KernelCall, Machine, Node, NodeId, NodeUpdate, PartitionId, QueueId,
+    Condition, ExecId, GraphId, KernelCall, Machine, Node, NodeId, NodeUpdate, PartitionId, QueueId,
 };
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
@@ -19,6 +19,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomPinned;
 
+/// A dispatch of a plan.
+type Call = (NodeId, KernelCall);
+
 /// An instantiated plan.
 #[doc(alias = "Graph")]
 pub struct GraphState {
@@ -29,7 +32,7 @@ pub struct GraphState {
     /// The partitions of the nodes.
     _partitions: Vec<(u32, Lease<Partition>)>,
     /// The node and the kernel call of each dispatch of the plan.
-    calls: Mutex<Vec<Option<(NodeId, KernelCall)>>>,
+    calls: Mutex<Vec<Option<Call>>>,
     /// The state must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
@@ -89,6 +92,15 @@ impl fmt::Debug for GraphState {
 /// A template that is destroyed with this value.
 struct Template<'a>(&'a Machine, GraphId);
 
+impl Template<'_> {
+    /// Leaves the template to the caller.
+    fn keep(self) -> GraphId {
+        let id = self.1;
+        std::mem::forget(self);
+        id
+    }
+}
+
 impl Drop for Template<'_> {
     fn drop(&mut self) {
         // The template exists, because the maker of this value made it.
@@ -112,7 +124,34 @@ impl Graphs {
         captured
     }
 
-    /// An operation as a node.
+    /// A plan as a template, and its dispatches.
+    ///
+    /// # Safety
+    /// - As [`node`](Self::node), for each operation.
+    unsafe fn template(&self, plan: &Plan) -> Result<(Template<'_>, Vec<Option<Call>>)> {
+        let machine = &self.0.machine;
+        let template = Template(machine, machine.graph_create()?);
+        let mut calls = Vec::with_capacity(plan.len());
+        for (i, op) in plan.ops.iter().enumerate() {
+            // SAFETY: the caller vouches for the operation.
+            let node = unsafe { self.node(&op, plan.partition(i)) }?;
+            let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
+            let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
+            let (child, body) = match node {
+                Node::Child(graph) => (Some(Template(machine, graph)), None),
+                Node::Conditional { body, .. } => (None, Some(Template(machine, body))),
+                _ => (None, None),
+            };
+            let id = machine.graph_add(template.1, node, &deps)?;
+            drop(child);
+            // The body belongs to the template now.
+            body.map(Template::keep);
+            calls.push(call.map(|c| (id, c)));
+        }
+        Ok((template, calls))
+    }
+
+    /// An operation as a node. The caller owns the graph that it names, if it does.
     ///
     /// # Safety
     /// - The host memory that it names may be used at each run of the graph.
@@ -135,6 +174,12 @@ impl Graphs {
                 Node::Host { name: name.into(), call: Arc::new(run) }
             }
             Op::Foreign(call) => Node::Child(self.capture(call, partition)?),
+            Op::Conditional(c) => {
+                // SAFETY: the caller vouches for the body's host memory.
+                let (body, _) = unsafe { self.template(c.body()) }?;
+                let (name, condition) = (c.to_string().into(), Condition::Flag(c.flag().addr));
+                Node::Conditional { kind: c.kind(), name, condition, body: body.keep() }
+            }
             Op::Wait(_) | Op::Graph(_) => {
                 return Err(Error::Unsupported(format!("a {} in a graph", op.kind()).into()));
             }
@@ -156,19 +201,8 @@ impl Resource for Graphs {
         let plan = plan.take().ok_or_else(|| Error::state("a plan is instantiated once"))?;
         let machine = &self.0.machine;
         plan.check()?;
-        let template = Template(machine, machine.graph_create()?);
-        let mut calls = Vec::with_capacity(plan.len());
-        for (i, op) in plan.ops.iter().enumerate() {
-            // SAFETY: plans come through `instantiate` alone, whose caller vouches for them.
-            let node = unsafe { self.node(&op, plan.partition(i)) }?;
-            let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
-            let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
-            let child =
-                if let Node::Child(graph) = node { Some(Template(machine, graph)) } else { None };
-            let id = machine.graph_add(template.1, node, &deps)?;
-            drop(child);
-            calls.push(call.map(|c| (id, c)));
-        }
+        // SAFETY: plans come through `instantiate` alone, whose caller vouches for them.
+        let (template, calls) = unsafe { self.template(&plan) }?;
         let exec = machine.instantiate(self.0.device, template.1)?;
         Ok(GraphState {
             machine: machine.clone(),

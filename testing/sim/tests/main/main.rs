@@ -3,6 +3,7 @@
 mod backend;
 mod detector;
 mod faults;
+mod loops;
 mod machine;
 mod meet;
 mod model;

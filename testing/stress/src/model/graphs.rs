@@ -102,53 +102,65 @@ impl Model {
         Some(())
     }
 
+    /// The buffer or temporary of a part of a graph's work.
+    fn place_of(&self, span: Span, temps: &[u32]) -> Option<u32> {
+        if span.slot >= TEMPS {
+            let t = usize::from(span.slot - TEMPS);
+            let len = *temps.get(t)?;
+            return (u64::from(span.at) + u64::from(span.len) <= u64::from(len))
+                .then_some(t as u32 | TEMP);
+        }
+        let b = self.span(span).filter(|_| span.slot < PINNED)?;
+        (!self.bufs[b as usize].raw).then_some(b)
+    }
+
     pub(super) fn record(&mut self, temps: &[u32], nodes: &[Node]) -> Option<Graph> {
         let mut written = vec![false; temps.len()];
         let mut bound = Vec::with_capacity(nodes.len());
         let mut far = false;
         for node in nodes {
             let (mut uses, mut event) = (Vec::new(), 0);
-            match node {
-                Node::Work(work) => {
-                    far |= self.crosses(false, work)?;
-                    for &span in work.from.iter().chain([&work.to]) {
-                        let place = if span.slot >= TEMPS {
-                            let t = usize::from(span.slot - TEMPS);
-                            let len = *temps.get(t)?;
-                            (u64::from(span.at) + u64::from(span.len) <= u64::from(len))
-                                .then_some(t as u32 | TEMP)?
-                        } else {
-                            let b = self.span(span).filter(|_| span.slot < PINNED)?;
-                            (!self.bufs[b as usize].raw).then_some(b)?
-                        };
-                        uses.push(place);
-                    }
-                    let (from, to) = uses.split_at(work.from.len());
-                    if from.iter().any(|&f| f & TEMP != 0 && !written[(f & !TEMP) as usize]) {
+            if let Node::Record(e) = node {
+                event = self.events.get(usize::from(*e))?.as_ref()?.id;
+                self.shared.push(self.on_event(*e));
+            }
+            let in_loop = matches!(node, Node::Loop { .. });
+            for work in node.works() {
+                let crosses = self.crosses(false, work)?;
+                far |= crosses;
+                let simple = matches!(
+                    work.op,
+                    Op::Fill { .. } | Op::Copy | Op::Copy2d { .. } | Op::Launch { .. }
+                );
+                if in_loop && (crosses || !simple) {
+                    return None;
+                }
+                let first = uses.len();
+                for &span in work.from.iter().chain([&work.to]) {
+                    uses.push(self.place_of(span, temps)?);
+                }
+                let (from, to) = uses[first..].split_at(work.from.len());
+                if from.iter().any(|&f| f & TEMP != 0 && !written[(f & !TEMP) as usize]) {
+                    return None;
+                }
+                if to[0] & TEMP != 0 {
+                    let t = (to[0] & !TEMP) as usize;
+                    if !written[t] && (node.rounds() == 0 || !whole(work, temps[t])) {
                         return None;
                     }
-                    if to[0] & TEMP != 0 {
-                        let t = (to[0] & !TEMP) as usize;
-                        if !written[t] && !whole(work, temps[t]) {
-                            return None;
-                        }
-                        written[t] = true;
-                    }
-                    sensible(work, from, to[0])?;
-                    if work.to.len == 0
-                        || matches!(
-                            work.op,
-                            Op::Pinned | Op::Upload { hand: Hand::Synchronous, .. }
-                        )
-                    {
-                        return None;
-                    }
+                    written[t] = true;
                 }
-                Node::Record(e) => {
-                    event = self.events.get(usize::from(*e))?.as_ref()?.id;
-                    self.shared.push(self.on_event(*e));
+                sensible(work, from, to[0])?;
+                if work.to.len == 0
+                    || matches!(work.op, Op::Pinned | Op::Upload { hand: Hand::Synchronous, .. })
+                {
+                    return None;
                 }
-                Node::Call => {}
+            }
+            if let Node::Loop { rounds, branch, works } = node
+                && (works.is_empty() || *branch && *rounds > 1)
+            {
+                return None;
             }
             bound.push(Bound { node: node.clone(), uses, event, blocks: None });
         }
@@ -197,11 +209,12 @@ impl Model {
                         self.shared.push(on);
                     }
                 }
-                Node::Work(work) => {
-                    let inputs: Vec<Vec<u8>> = work
-                        .from
-                        .iter()
-                        .zip(uses)
+                Node::Work(_) | Node::Loop { .. } => {}
+            }
+            for _ in 0..node.rounds() {
+                let mut uses = uses.iter();
+                for work in node.works() {
+                    let inputs: Vec<Vec<u8>> = std::iter::zip(&work.from, uses.by_ref())
                         .map(|(s, &u)| {
                             let data = if u & TEMP != 0 {
                                 &temps[(u & !TEMP) as usize]
@@ -211,7 +224,7 @@ impl Model {
                             part(data, *s).to_vec()
                         })
                         .collect();
-                    let to = uses[work.from.len()];
+                    let Some(&to) = uses.next() else { break };
                     let data = if to & TEMP != 0 {
                         &mut temps[(to & !TEMP) as usize]
                     } else {
@@ -231,9 +244,9 @@ impl Model {
 pub(super) fn outside(graph: &Graph) -> Vec<(u32, bool)> {
     let mut all: Vec<(u32, bool)> = Vec::new();
     for Bound { node, uses, .. } in &graph.nodes {
-        let Node::Work(work) = node else { continue };
-        for (i, &b) in uses.iter().enumerate().filter(|(_, b)| *b & TEMP == 0) {
-            let writes = i == work.from.len();
+        let places =
+            node.works().iter().flat_map(|work| work.from.iter().map(|_| false).chain([true]));
+        for (&b, writes) in std::iter::zip(uses, places).filter(|(b, _)| **b & TEMP == 0) {
             match all.iter_mut().find(|a| a.0 == b) {
                 Some(a) => a.1 |= writes,
                 None => all.push((b, writes)),
@@ -243,9 +256,6 @@ pub(super) fn outside(graph: &Graph) -> Vec<(u32, bool)> {
     all
 }
 
-fn spans(node: &Node) -> Vec<Span> {
-    match node {
-        Node::Work(w) => w.from.iter().copied().chain([w.to]).collect(),
-        Node::Call | Node::Record(_) => Vec::new(),
-    }
+fn spans(node: &Node) -> impl Iterator<Item = Span> + '_ {
+    node.works().iter().flat_map(|work| work.from.iter().chain([&work.to])).copied()
 }

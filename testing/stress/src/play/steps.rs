@@ -3,13 +3,17 @@
 use super::{EMPTY, Outcome, Own, Raisable, Recorded, Signal, Trouble, World, get, wrong};
 use crate::kernels::Params;
 use crate::model::Planned;
+use crate::options::Border;
 use crate::prelude::{Call, open, refuses, try_launch};
 use crate::scenes;
-use crate::step::{FAR_STREAM, Node, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
+use crate::step::{
+    FAR_STREAM, Node, Read, Slot, Span, Step, TEMPS, Work, count_down, is_far, is_far_stream,
+    rounds_left,
+};
 use crate::work::{self, compare, operands};
 use leasehold::backend::sync::atomic::Ordering;
 use leasehold::graph::GraphBudget;
-use leasehold::{Buffer, Current, Lease, Operand, Result, Stream, View};
+use leasehold::{Buffer, Current, Error, Lease, Operand, Result, Runtime, Stream, View};
 use std::time::Duration;
 
 impl World {
@@ -253,18 +257,21 @@ impl World {
         // An error gives it up.
         let recording = self.border.record(&self.runtime)?;
         let stream = recording.stream();
-        let temps = temps
-            .iter()
-            .map(|&len| self.border.alloc(stream, len.into()))
-            .collect::<Result<Vec<_>>>()?;
+        let alloc = |len: u32| self.border.alloc(stream, len.into());
+        let mut all = temps.iter().map(|&len| alloc(len)).collect::<Result<Vec<_>>>()?;
+        if nodes.iter().any(|node| matches!(node, Node::Loop { .. })) {
+            for _ in 0..2 * nodes.len() {
+                all.push(alloc(4)?);
+            }
+        }
         let find = |slot: Slot| {
             if slot >= TEMPS {
-                Ok(temps[usize::from(slot - TEMPS)].clone())
+                Ok(all[usize::from(slot - TEMPS)].clone())
             } else {
                 self.buffer(slot)
             }
         };
-        for node in nodes {
+        for (at, node) in nodes.iter().enumerate() {
             let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
             names.push((recording.next_node()?, elements));
             match node {
@@ -277,9 +284,47 @@ impl World {
                     })?;
                 }
                 Node::Record(event) => self.border.record_event(stream, &self.event(*event)?)?,
+                Node::Loop { rounds, branch, works } => {
+                    let left = rounds_left(temps.len(), at);
+                    self.repeat(stream, (*rounds, *branch, left), works, &find)?;
+                }
             }
         }
         Ok(Recorded { graph: recording.end()?, nodes: names })
+    }
+
+    /// Records a loop, or its rounds one by one where there are no loops.
+    fn repeat(
+        &self,
+        stream: &Stream,
+        (rounds, branch, left): (u8, bool, Slot),
+        works: &[Work],
+        find: &dyn Fn(Slot) -> std::result::Result<Lease<Buffer>, Trouble>,
+    ) -> Outcome {
+        let caps = self.runtime.raw_device().caps();
+        if self.border != Border::Rust || !caps.conditionals {
+            return (0..rounds).try_for_each(|_| {
+                works.iter().try_for_each(|work| self.work(stream, work, &find))
+            });
+        }
+        let flag = find(left)?;
+        stream.fill(flag.view(), u32::from(rounds))?;
+        let mut trouble = None;
+        let mut record = |body: &Runtime, works: &[Work]| {
+            works.iter().try_for_each(|work| self.work(body.stream(), work, &find)).map_err(|e| {
+                trouble = Some(e);
+                Error::state("the body is not recorded")
+            })
+        };
+        let recorded = match branch {
+            true => stream.record_if(&flag, |body| record(body, works)),
+            false => stream.record_while(&flag, |body| {
+                record(body, works)?;
+                record(body, &count_down(left))
+            }),
+        };
+        trouble.map_or(Ok(()), Err)?;
+        Ok(recorded?)
     }
 
     fn graph_step(&self, step: &Step) -> Outcome {

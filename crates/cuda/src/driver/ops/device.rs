@@ -58,6 +58,8 @@ pub struct DeviceProperties {
     pub stream_words: bool,
     /// One call copies several ranges (12.8 and newer).
     pub copy_batch: bool,
+    /// Nodes of a graph can be under a condition that the device decides (12.4 and newer).
+    pub conditional_nodes: bool,
     /// Device and host share one address space.
     pub unified_addressing: bool,
     /// Memory can be shared with other processes by file descriptor.

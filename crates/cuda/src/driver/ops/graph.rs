@@ -1,10 +1,11 @@
 //! Calls for graphs.
 
 use super::{
-    Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
-    NativePartition, NativeStream,
+    Launch, NativeCondition, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec,
+    NativeNode, NativePartition, NativeStream,
 };
 use leasehold_core::Result;
+use leasehold_hal::ConditionalKind;
 
 /// The outcome of an update of an executable graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,7 @@ pub trait GraphOps {
     /// # Safety
     /// - As [`graph_add_kernel`](Self::graph_add_kernel).
     /// - Every block of the kernel executes `griddepcontrol.wait`, and its threads access memory
-    ///   only after this. The same holds for the kernel of `after`. Before the wait, threads may
+    ///   only after this. The same holds for the kernel of `after`, if it has such an edge. Before the wait, threads may
     ///   read memory that nobody writes while the graph runs.
     unsafe fn graph_add_dependent_kernel(
         &self,
@@ -127,6 +128,42 @@ pub trait GraphOps {
         graph: NativeGraph,
         after: &[NativeNode],
     ) -> Result<NativeNode>;
+
+    /// Makes a condition: `cuGraphConditionalHandleCreate`. Kernels of the graph set its value with
+    /// `cudaGraphSetConditional`. Before that the value is undefined. One node of `graph`, or of a
+    /// body in it, is under the condition.
+    ///
+    /// # Errors
+    /// `Unsupported` for a driver without conditional nodes
+    /// ([`conditional_nodes`](super::DeviceProperties::conditional_nodes)).
+    ///
+    /// # Safety
+    /// - `graph` is this driver's and was not destroyed. No other thread uses the graph at the same
+    ///   time.
+    unsafe fn condition_create(&self, graph: NativeGraph) -> Result<NativeCondition>;
+
+    /// Adds a node that runs a body under a condition: `cuGraphAddNode`. Returns the node and its
+    /// body: an empty graph, which ends with `graph`. The value is read before each run of the body.
+    ///
+    /// A body has kernels, copies, fills, empty nodes, children of such nodes, and conditional
+    /// nodes. A graph with such nodes has one executable at a time, and cannot be a child.
+    ///
+    /// # Errors
+    /// As [`condition_create`](Self::condition_create); a driver error for a condition of another
+    /// graph, or of another node.
+    ///
+    /// # Safety
+    /// - `graph`, `condition` and the nodes are this driver's and were not destroyed. No other
+    ///   thread uses the graph at the same time.
+    /// - In each launch a kernel before the node sets the condition. The kernels of the body end
+    ///   the loop.
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        condition: NativeCondition,
+        kind: ConditionalKind,
+    ) -> Result<(NativeNode, NativeGraph)>;
 
     /// The number of nodes: `cuGraphGetNodes`.
     ///

@@ -11,17 +11,20 @@ use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::{self, code};
 use crate::driver::ops::{
-    GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
-    NativeGraphExec, NativeNode, NativePartition, NativeStream,
+    GraphExecUpdate, GraphOps, Launch, NativeCondition, NativeCopy, NativeEvent, NativeFill,
+    NativeGraph, NativeGraphExec, NativeNode, NativePartition, NativeStream,
 };
 use cudarc::driver::sys::{
-    self, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
-    CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUstream,
-    CUstreamCaptureMode_enum as CaptureMode, CUstreamCaptureStatus_enum as CaptureStatus,
-    CUuserObject,
+    self, CUDA_CONDITIONAL_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS,
+    CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUevent, CUfunction, CUgraph,
+    CUgraphConditionalNodeType_enum as ConditionalType, CUgraphExec, CUgraphNode,
+    CUgraphNodeParams, CUgraphNodeParams_st__bindgen_ty_1 as NodeContent,
+    CUgraphNodeType_enum as NodeType, CUstream, CUstreamCaptureMode_enum as CaptureMode,
+    CUstreamCaptureStatus_enum as CaptureStatus, CUuserObject,
 };
-use leasehold_core::Result;
 use leasehold_core::panics::quietly;
+use leasehold_core::{Error, Result};
+use leasehold_hal::ConditionalKind;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -39,6 +42,36 @@ const MOVE: u32 = 1;
 const PROGRAMMATIC_PORT: u8 = 1;
 /// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
 const PROGRAMMATIC_EDGE: u8 = 1;
+
+/// The parameters of a conditional node with one body, which the driver makes.
+fn conditional_node(
+    condition: NativeCondition,
+    type_: ConditionalType,
+    context: CUcontext,
+) -> CUgraphNodeParams {
+    let mut params = CUgraphNodeParams {
+        type_: NodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL,
+        reserved0: [0; 3],
+        __bindgen_anon_1: NodeContent { reserved1: [0; 29] },
+        reserved2: 0,
+    };
+    params.__bindgen_anon_1.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+        handle: condition.0,
+        type_,
+        size: 1,
+        phGraph_out: ptr::null_mut(),
+        ctx: context,
+    };
+    params
+}
+
+/// The error for a driver without conditional nodes.
+#[cold]
+fn no_conditions() -> Error {
+    Error::Unsupported(
+        "conditional nodes in graphs, which this CUDA driver does not have (12.4 and newer)".into(),
+    )
+}
 
 /// Runs a host node.
 unsafe extern "C" fn run_many(data: *mut c_void) {
@@ -347,6 +380,51 @@ impl GraphOps for RealDriver {
         Self::added(made, node)
     }
 
+    unsafe fn condition_create(&self, graph: NativeGraph) -> Result<NativeCondition> {
+        let functions = &self.loaded()?.functions;
+        let create = functions.cuGraphConditionalHandleCreate.ok_or_else(no_conditions)?;
+        let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
+        let mut condition = 0;
+        // SAFETY: the graph is the caller's, and the pointer is to a local. Without a flag the
+        // value is left as it is when a launch begins.
+        self.call("cuGraphConditionalHandleCreate", 0, |_| unsafe {
+            create(&raw mut condition, graph, context, 0, 0)
+        })?;
+        Ok(NativeCondition(condition))
+    }
+
+    unsafe fn graph_add_conditional(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        condition: NativeCondition,
+        kind: ConditionalKind,
+    ) -> Result<(NativeNode, NativeGraph)> {
+        const API: &str = "cuGraphAddNode";
+        let add = self.loaded()?.functions.cuGraphAddNode_v2.ok_or_else(no_conditions)?;
+        let mut params = conditional_node(condition, conv::conditional(kind)?, self.current_raw());
+        let mut node: CUgraphNode = ptr::null_mut();
+        // SAFETY: graph, condition and nodes are the caller's, and the pointers are to locals. The
+        // driver reads the parameters, writes the place of the body to them, and keeps neither.
+        let made = self.call(API, 0, |_| unsafe {
+            add(
+                &raw mut node,
+                graph.0 as CUgraph,
+                dependencies(after),
+                ptr::null(),
+                after.len(),
+                &raw mut params,
+            )
+        });
+        let node = Self::added(made, node)?;
+        // SAFETY: the parameters are those of a conditional node, of which each value is valid.
+        let bodies = unsafe { params.__bindgen_anon_1.conditional.phGraph_out };
+        plausible::address(API, bodies as u64, size_of::<CUgraph>() as u64, 8)?;
+        // SAFETY: the driver has written the place of one graph, which lives as long as the node.
+        let body = plausible::object(API, unsafe { *bodies })?;
+        Ok((node, NativeGraph(body)))
+    }
+
     unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
         let mut nodes = 0_usize;
         drive!(self, cuGraphGetNodes(graph.0 as CUgraph, ptr::null_mut(), &raw mut nodes))?;
@@ -446,6 +524,7 @@ impl GraphOps for RealDriver {
     }
 }
 
+const _: () = assert!(size_of::<CUgraphNodeParams>() == 256);
 const _: () = assert!(
     NO_DESTRUCTOR_SYNC == sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32
 );

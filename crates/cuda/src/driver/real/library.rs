@@ -188,6 +188,8 @@ functions! {
         cuCtxFromGreenCtx(*mut CUcontext, sys::CUgreenCtx);
         cuFuncLoad(CUfunction);
         cuGraphAddDependencies_v2(CUgraph, *const CUgraphNode, *const CUgraphNode, *const sys::CUgraphEdgeData, usize);
+        cuGraphConditionalHandleCreate(*mut u64, CUgraph, CUcontext, c_uint, c_uint);
+        cuGraphAddNode_v2(*mut CUgraphNode, CUgraph, *const CUgraphNode, *const sys::CUgraphEdgeData, usize, *mut sys::CUgraphNodeParams);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
         cuMemcpyBatchAsync_v2(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream);
     }
@@ -228,6 +230,11 @@ impl Functions {
         self.cuDevSmResourceSplitByCount.is_some()
             && self.cuGreenCtxStreamCreate.is_some()
             && self.cuCtxFromGreenCtx.is_some()
+    }
+
+    /// Whether graphs have conditional nodes.
+    pub fn has_conditional_nodes(&self) -> bool {
+        self.cuGraphConditionalHandleCreate.is_some() && self.cuGraphAddNode_v2.is_some()
     }
 
     /// The driver's name for a code, including codes newer than this crate.
