@@ -141,9 +141,8 @@ fn features(options: &Options, seed: u64) -> Features {
         Some(_) => Far::Other,
     };
     let device = options.target.device.backend;
-    // (The driver of CUDA has loops by its version, Metal has none.)
-    let loops =
-        options.border == Border::Rust && matches!(device, BackendKind::Cpu | BackendKind::Sim);
+    // Metal has no loops, and an old driver of CUDA has none: there they would be refused.
+    let loops = options.border == Border::Rust && device != BackendKind::Mps;
     Features { host_timelines: true, graphs: true, host_calls: true, scenes: true, loops, far }
 }
 

@@ -17,7 +17,6 @@
 //! This module must not know managers.
 
 mod capture;
-mod conditions;
 mod contexts;
 mod copies;
 mod faults;
@@ -75,7 +74,6 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         streams::SCENARIOS,
         launches::SCENARIOS,
         graphs::SCENARIOS,
-        conditions::SCENARIOS,
         capture::SCENARIOS,
         vmm::SCENARIOS,
         misuse::SCENARIOS,

@@ -1,7 +1,8 @@
 //! The simulated driver gives the answers of the real one.
 //!
-//! `tests/traces/h200.jsonl` holds the answers of the vendor's driver on an H200, recorded by
-//! `examples/driver_trace.rs`; `h100.jsonl` those of an H100 about conditions. Every line of every scenario must be equal to the recorded one.
+//! `tests/traces` holds the answers of the vendor's driver, recorded by `examples/driver_trace.rs`:
+//! `h200.jsonl` on an H200, and `h100.jsonl`, which has those about conditions, on an H100. Every
+//! line of every scenario must be equal to the recorded one.
 //! [`STRICTER`] lists the lines where the simulated driver is stricter on purpose, with the
 //! reasons.
 

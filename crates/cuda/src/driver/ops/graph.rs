@@ -50,8 +50,8 @@ pub trait GraphOps {
     /// # Safety
     /// - As [`graph_add_kernel`](Self::graph_add_kernel).
     /// - Every block of the kernel executes `griddepcontrol.wait`, and its threads access memory
-    ///   only after this. The same holds for the kernel of `after`, if it has such an edge. Before the wait, threads may
-    ///   read memory that nobody writes while the graph runs.
+    ///   only after this. The same holds for the kernel of `after`, if it has such an edge.
+    /// - Before the wait, threads may read memory that nobody writes while the graph runs.
     unsafe fn graph_add_dependent_kernel(
         &self,
         graph: NativeGraph,
@@ -143,7 +143,8 @@ pub trait GraphOps {
     unsafe fn condition_create(&self, graph: NativeGraph) -> Result<NativeCondition>;
 
     /// Adds a node that runs a body under a condition: `cuGraphAddNode`. Returns the node and its
-    /// body: an empty graph, which ends with `graph`. The value is read before each run of the body.
+    /// body: an empty graph, which ends with `graph`. The value is read before each run of the
+    /// body.
     ///
     /// A body has kernels, copies, fills, empty nodes, children of such nodes, and conditional
     /// nodes. A graph with such nodes has one executable at a time, and cannot be a child.
