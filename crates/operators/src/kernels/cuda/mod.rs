@@ -204,12 +204,13 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
 pub(super) const TILE_THREADS: u32 = 128;
 /// Rows of queries of a block on tensor cores (`QUERIES` in the source).
 const TILE_QUERIES: u32 = 128;
-/// The kernels for warpgroups: threads of a group, rows of queries that one computes, positions of a
-/// tile, and tiles of keys, and of values, of a block (`GROUP`, `GROUP_QUERIES`, `ROWS` and `STAGES`
-/// in the source).
+/// Threads of a warpgroup (`GROUP` in the source).
 pub(super) const WARPGROUP: u32 = 4 * WARP;
+/// Rows of queries that a warpgroup computes (`GROUP_QUERIES` in the source).
 pub(super) const WARPGROUP_QUERIES: u32 = 64;
+/// Positions of a tile of the kernels for warpgroups (`ROWS` in the source).
 pub(super) const WARPGROUP_ROWS: u32 = 128;
+/// Tiles of keys, and of values, of a block of warpgroups (`STAGES` in the source).
 pub(super) const WARPGROUP_STAGES: u32 = 2;
 /// The fewest rows of queries for tensor cores: those of a fragment.
 const TILE_ROWS: u32 = 16;
