@@ -80,7 +80,7 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const WARP: u32 = 32;
 /// The maximum number of blocks of a launch whose blocks take several pieces of work: a few for
 /// each place on the largest devices.
-pub(super) const BLOCKS: u64 = 1024;
+pub(super) const BLOCKS: u64 = 4096;
 /// The maximum number of blocks of a product of few rows: four for each of 132 processors, the
 /// number that run at a time. Each prepares x once.
 pub(super) const STREAM_BLOCKS: u64 = 528;

@@ -108,8 +108,13 @@ fn constants_are_the_same_in_all_languages() {
     cuda(&cuda::ATTENTION, format!("constexpr int HEADS = {PART_HEADS};"));
     let tile_threads = cuda::TILE_THREADS;
     cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {tile_threads};"));
-    cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 THREADS = {THREADS};"));
-    cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 ROWS = {};", cuda::WARPGROUP_ROWS));
+    for (name, value) in [
+        ("GROUP_QUERIES", cuda::WARPGROUP_QUERIES),
+        ("ROWS", cuda::WARPGROUP_ROWS),
+        ("STAGES", cuda::WARPGROUP_STAGES),
+    ] {
+        cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 {name} = {value};"));
+    }
     for module in [&cuda::LINEAR, &cuda::LINEAR_TILES] {
         cuda(module, format!("constexpr u32 THREADS = {THREADS};"));
         cuda(module, format!("constexpr u32 BIAS = {};", cpu::linear::BIAS));

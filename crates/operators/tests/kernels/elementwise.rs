@@ -15,8 +15,8 @@ proptest! {
     #![proptest_config(cases(50))]
 
     #[test]
-    fn two_inputs(rows in 1usize..6, k in prop_oneof![size(), Just(8200usize)], x in dtypes(), y in dtypes(), seed in 0u64..99) {
-        let ld = [k, k + 1, k + 2];
+    fn two_inputs(rows in 1usize..6, k in prop_oneof![size(), Just(8200usize)], gap in 0usize..2, x in dtypes(), y in dtypes(), seed in 0u64..99) {
+        let ld = [k, k + gap, k + 2 * gap];
         let p = ElementwiseParams { rows: rows as u32, k: k as u32, ld: ld.map(|l| l as u32), x: x as u32, y: y as u32 };
         let scaled: Vec<f32> = noise(rows * ld[0], seed).iter().map(|v| v * 30.0).collect();
         let mut a = Tensor::new(x, &scaled);

@@ -19,7 +19,7 @@
 //! This module must not know the driver.
 
 use super::blocks::{
-    Blocks, LONG_BLOCKS, MAX_Y, THREADS, from_bytes, heads_down, kernel_list, width,
+    Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, from_bytes, heads_down, kernel_list, width,
 };
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
@@ -184,30 +184,15 @@ const HOPPER: &[&str] = &["cuda/sm_90"];
 /// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`], and
 /// each to those behind it.
 pub static TENSOR_KERNELS: &[CudaSpec] = &[
-    CudaSpec {
-        name: Attention::NAME,
-        entry: "attention_warpgroups",
-        module: &ATTENTION_WARPGROUPS,
-        archs: HOPPER,
-        takes: |params| {
-            let p = AttentionParams::from_bytes(params);
-            p.is_some_and(|p| tiled(&p) && [64, 128].contains(&p.head_dim))
-        },
-        geometry: |params| {
-            let p: AttentionParams = from_bytes(params)?;
-            // In elements: the queries, two tiles of keys and two of values.
-            let rows = TILE_QUERIES + 4 * WARPGROUP_ROWS;
-            let shared = rows * p.head_dim * size_of::<u16>() as u32;
-            Ok(attention_tiles(&p, THREADS)?.shared(shared))
-        },
-    },
+    warpgroups::<128, 2>("attention_warpgroups"),
+    warpgroups::<64, 3>("attention_warpgroups_64"),
     CudaSpec {
         name: Attention::NAME,
         entry: "attention_tiles",
         module: &ATTENTION_TILES,
         archs: GENERATIONS,
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
-        geometry: |params| attention_tiles(&from_bytes(params)?, TILE_THREADS),
+        geometry: |params| attention_tiles(&from_bytes(params)?, TILE_QUERIES, TILE_THREADS),
     },
     product_tiles::<Linear, 1>("linear_tiles"),
     product_tiles::<LinearAdd, 1>("linear_add_tiles"),
@@ -217,17 +202,45 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
 
 /// Threads of a block on tensor cores (`THREADS` in the source).
 pub(super) const TILE_THREADS: u32 = 128;
-/// Rows of queries of a block on tensor cores (`QUERIES` in both sources).
+/// Rows of queries of a block on tensor cores (`QUERIES` in the source).
 const TILE_QUERIES: u32 = 128;
-/// Positions of a tile of the kernel for warpgroups (`ROWS` in the source).
+/// Threads of a warpgroup (`GROUP` in the source).
+pub(super) const WARPGROUP: u32 = 4 * WARP;
+/// Rows of queries that a warpgroup computes (`GROUP_QUERIES` in the source).
+pub(super) const WARPGROUP_QUERIES: u32 = 64;
+/// Positions of a tile of the kernels for warpgroups (`ROWS` in the source).
 pub(super) const WARPGROUP_ROWS: u32 = 128;
+/// Tiles of keys, and of values, of a block of warpgroups (`STAGES` in the source).
+pub(super) const WARPGROUP_STAGES: u32 = 2;
 /// The fewest rows of queries for tensor cores: those of a fragment.
 const TILE_ROWS: u32 = 16;
 
-/// The geometry with a block for each head of `TILE_QUERIES` rows.
-fn attention_tiles(p: &AttentionParams, threads: u32) -> Result<Grid, Refusal> {
+/// The geometry with a block for each head of `queries` rows.
+fn attention_tiles(p: &AttentionParams, queries: u32, threads: u32) -> Result<Grid, Refusal> {
     width(p.m.into())?;
-    Ok(Grid::new([p.m.div_ceil(TILE_QUERIES), heads_down(p)?, 1]).threads([threads, 1, 1]))
+    Ok(Grid::new([p.m.div_ceil(queries), heads_down(p)?, 1]).threads([threads, 1, 1]))
+}
+
+/// Attention by warpgroups, with heads of `DIM` elements, `GROUPS` of them behind one that copies.
+const fn warpgroups<const DIM: u32, const GROUPS: u32>(entry: &'static str) -> CudaSpec {
+    CudaSpec {
+        name: Attention::NAME,
+        entry,
+        module: &ATTENTION_WARPGROUPS,
+        archs: HOPPER,
+        takes: |params| {
+            AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p) && p.head_dim == DIM)
+        },
+        geometry: |params| {
+            let queries = GROUPS * WARPGROUP_QUERIES;
+            let elements = (queries + 2 * WARPGROUP_STAGES * WARPGROUP_ROWS) * DIM;
+            // A tile has two flags: it is full, it is free.
+            let flags = 2 * 2 * WARPGROUP_STAGES * size_of::<u64>() as u32;
+            let shared = elements * size_of::<u16>() as u32 + flags;
+            let threads = (GROUPS + 1) * WARPGROUP;
+            Ok(attention_tiles(&from_bytes(params)?, queries, threads)?.shared(shared))
+        },
+    }
 }
 
 /// Whether attention over tiles takes these parameters, and is the faster one.

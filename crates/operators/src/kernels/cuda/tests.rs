@@ -142,8 +142,14 @@ fn tensor_cores_take_some_attention() {
     assert!(!groups.takes(many.as_bytes()));
     let wide = AttentionParams { head_dim: 128, ..many };
     assert!(groups.takes(wide.as_bytes()) && tiles.takes(wide.as_bytes()));
-    let grid = Grid::new([2, 6, 1]).threads([256, 1, 1]).shared(160 << 10);
+    let grid = Grid::new([2, 6, 1]).threads([384, 1, 1]).shared((160 << 10) + 64);
     assert_eq!(groups.geometry(wide.as_bytes()), Ok(grid));
+    let narrow = AttentionParams { head_dim: 64, ..many };
+    assert!(!groups.takes(narrow.as_bytes()) && tiles.takes(narrow.as_bytes()));
+    let groups = tensor_kernel("attention_warpgroups_64");
+    assert!(groups.takes(narrow.as_bytes()) && !groups.takes(wide.as_bytes()));
+    let grid = Grid::new([1, 6, 1]).threads([512, 1, 1]).shared((88 << 10) + 64);
+    assert_eq!(groups.geometry(narrow.as_bytes()), Ok(grid));
     assert!(tiles.takes(many.as_bytes()));
     for other in [
         AttentionParams { m: 15, ..many },
