@@ -7,11 +7,14 @@
 // that a row does not see are never multiplied, so a NaN there has no effect.
 //
 // A block of the decode kernel computes some heads of a group for one row. Each row has its own
-// position, caches and scratch memory. The block's warps share nothing while they go over the
-// positions: some lanes hold a row of keys and values, and have a softmax of their own. The block
-// combines them in the end. A long context is split over blocks. Each leaves its maximum, sum and
+// position, caches and scratch memory. Each head has some warps, which share nothing while they go
+// over the positions: some lanes hold a row of keys and values, and have a softmax of their own. The
+// block combines them in the end. A long context is split over blocks. Each leaves its maximum, sum and
 // weighted sum in the scratch memory, and the last block to do so combines them in the order of the
 // positions.
+//
+// A short context is a matter of latency, not of bytes. So all that is known without the position is
+// computed and read first, and a warp has one head: its code is short.
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 WARPS = THREADS / WARP;
@@ -237,20 +240,10 @@ KERNEL(256) attention(const void* queries, const void* keys, const void* values,
     });
 }
 
-// Element `i` of a head after the rotation of the first `rotary`, times `scale`; each thread computes its own.
-INLINE float rotated(u32 dtype, const void* x, u64 head, const float* angles, u32 rotary, u32 i, float scale) {
-    const u32 half = rotary / 2;
-    const float self = load_one(dtype, x, head + i) * scale;
-    if (i >= rotary) return self;
-    const float other = load_one(dtype, x, head + (i < half ? i + half : i - half)) * scale;
-    const float c = angles[i < half ? i : i - half], d = angles[i < half ? i + half : i];
-    return i < half ? self * c - other * d : fmaf(self, c, other * d);
-}
-
 // ---- Decode
 
-// Rows of keys and of values that a lane has under way at a time.
-static constexpr int DEEP = 2;
+// Rows of keys and of values that a lane computes with at a time. As many are under way.
+template <class T> static constexpr int DEEP = sizeof(typename T::raw) == 2 ? 4 : 2;
 // The most rows that a warp has at a time, with 4 lanes each.
 static constexpr u32 SIDES = 8;
 
@@ -260,7 +253,7 @@ INLINE u32 lanes_of(u32 dim) { return dim <= SMALL_DIM ? 4 : dim <= 64 ? 8 : dim
 // The heads of a block: some of a group, which share the keys and values of a row of the batch.
 struct Share {
     u32 row;
-    // The first head in the group, and their number.
+    // The first head in the group, and the places of heads: a power of two.
     u32 own;
     u32 heads;
     // The block's place among those of its group, and their number.
@@ -272,7 +265,7 @@ struct Share {
 INLINE Share share_of(const AttentionParams& p) {
     Share s;
     const u32 group = p.heads / p.kv_heads;
-    s.heads = group == 1 ? 1 : HEADS;
+    s.heads = group <= 2 ? group : HEADS;
     s.blocks = (group + s.heads - 1) / s.heads;
     s.row = p.m == 1 ? 0 : s.blocks == 1 ? blockIdx.z : blockIdx.z / s.blocks;
     s.block = blockIdx.z - s.row * s.blocks;
@@ -287,21 +280,29 @@ INLINE u32 part_of(const AttentionParams& p) {
 
 // Where a block leaves its part of a row.
 struct Split {
+    u32 row;
+    // The first head of the block, and their number.
+    u32 first;
+    u32 count;
     // Parts that the scratch memory has room for.
     u32 parts;
-    // Parts that see positions.
-    u32 active;
+    // The position.
+    u32 at;
     // Counters of finished parts: one for each block of a part.
     u32* counter;
     // Maximum, sum of the weights and weighted sum for each head and part.
     float* partial;
 };
 
-INLINE Split split_of(const AttentionParams& p, const Share& share, void* scratch, u32 active) {
+// All but the position.
+INLINE Split split_of(const AttentionParams& p, const Share& share, void* scratch) {
     Split s;
-    const u32 part = part_of(p);
+    const u32 part = part_of(p), group = p.heads / p.kv_heads;
+    s.row = share.row;
+    s.first = blockIdx.y * group + share.own;
+    s.count = smaller(share.heads, group - share.own);
     s.parts = (p.positions + part - 1) / part;
-    s.active = active;
+    s.at = 0;
     const u64 counters = (u64)p.kv_heads * share.blocks;
     u32* own = (u32*)scratch + share.row * (counters + (u64)p.heads * s.parts * (p.head_dim + 2));
     s.counter = own + blockIdx.y * share.blocks + share.block;
@@ -311,53 +312,62 @@ INLINE Split split_of(const AttentionParams& p, const Share& share, void* scratc
 
 // Shared memory of a block of the decode kernel.
 struct DecodePlace {
-    // Rotated and scaled queries.
-    __align__(16) float query[HEADS * MAX_DIM];
-    // The new key and value as the cache holds them: other blocks must not read them there yet.
-    __align__(16) u32 key[MAX_DIM];
-    __align__(16) u32 value[MAX_DIM];
     // Weighted sums of the lanes' softmaxes, the elements of a row of lanes apart.
-    __align__(16) float sums[HEADS * THREADS * STEP];
+    __align__(16) float sums[THREADS * STEP];
     // The maximum of each, and the sum of its weights.
-    float tops[HEADS * WARPS * SIDES];
-    float totals[HEADS * WARPS * SIDES];
-    // The factor of each, or of each part, relative to the maximum of all.
+    float tops[WARPS * SIDES];
+    float totals[WARPS * SIDES];
+    // The factor of each part, relative to the maximum of all.
     float factors[HEADS * PARTS];
     // The maximum of all, and the sum of the weights relative to it.
     float top[HEADS];
     float total[HEADS];
     u32 last;
     // What the block needs after its positions; in registers it would cost places of the loop.
-    Share share;
     Split split;
 };
+
+// The compiler computes an address here, not behind the wait that follows.
+template <class P> INLINE void settle(P& p) {
+#ifndef LEASEHOLD_EMULATED
+    asm volatile("" : "+l"(p));
+#endif
+}
+
+// A word, and 16 bytes. The reads are volatile, so the compiler leaves them where they are: long
+// before their use.
+INLINE i32 read_word_now(const i32* p) {
+#ifndef LEASEHOLD_EMULATED
+    i32 word;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(word) : "l"(p));
+    return word;
+#else
+    return *p;
+#endif
+}
+
+INLINE uint4 read_now(const void* p) {
+#ifndef LEASEHOLD_EMULATED
+    uint4 q;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(p));
+    return q;
+#else
+    return *(const uint4*)p;
+#endif
+}
+
+INLINE void floats_of(uint4 from, float* to) {
+    to[0] = __uint_as_float(from.x);
+    to[1] = __uint_as_float(from.y);
+    to[2] = __uint_as_float(from.z);
+    to[3] = __uint_as_float(from.w);
+}
 
 // `STEP` elements of a row of the cache, as they are there.
 template <class T> struct Words {
     static constexpr int COUNT = STEP * (int)sizeof(typename T::raw) / 16;
     uint4 word[COUNT];
 };
-
-// Elements `column` to `column + STEP` of a row; those from `dim` on are zero.
-template <class T> INLINE Words<T> words_of(const typename T::raw* row, u32 column, u32 dim, bool wide) {
-    Words<T> w;
-    if (wide) {
-#pragma unroll
-        for (int i = 0; i < Words<T>::COUNT; ++i) w.word[i] = ((const uint4*)(row + column))[i];
-    } else {
-        float v[STEP];
-#pragma unroll
-        for (int e = 0; e < STEP; ++e) v[e] = column + e < dim ? T::widen(row[column + e]) : 0.0f;
-        constexpr int each = 4 / (int)sizeof(typename T::raw);
-#pragma unroll
-        for (int i = 0; i < Words<T>::COUNT; ++i) {
-            const float* from = v + 4 * i * each;
-            w.word[i] =
-                make_uint4(T::pack(from), T::pack(from + each), T::pack(from + 2 * each), T::pack(from + 3 * each));
-        }
-    }
-    return w;
-}
 
 template <class T> INLINE void unpack(const Words<T>& w, float (&v)[STEP]) {
     constexpr int each = 4 / (int)sizeof(typename T::raw);
@@ -368,6 +378,140 @@ template <class T> INLINE void unpack(const Words<T>& w, float (&v)[STEP]) {
         T::unpack(w.word[i].z, v + (4 * i + 2) * each);
         T::unpack(w.word[i].w, v + (4 * i + 3) * each);
     }
+}
+
+// A lane's `STEP` elements of a query, a new key or a new value, and those that the rotation pairs them
+// with, as they are.
+struct Unit {
+    const u8* row;
+    uint4 own[2];
+    uint4 other[2];
+};
+
+// Reads a lane's unit. The position is not needed for that. Without a row it is zero. The first
+// `rotary` elements of the row turn. A unit that is not `whole` is read when it is rotated.
+INLINE Unit unit_of(const AttentionParams& p, const u8* row, u32 column, bool whole, u32 rotary) {
+    const u32 size = size_of(p.x), half = rotary / 2;
+    const u8* own = row + column * size;
+    const u8* other = column < half ? own + half * size : own - half * size;
+    Unit u;
+    u.row = row;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        u.own[i] = u.other[i] = make_uint4(0, 0, 0, 0);
+        if (!whole || row == nullptr || column >= p.head_dim || i * 16 >= STEP * size) continue;
+        u.own[i] = read_now(own + i * 16);
+        if (column < rotary) u.other[i] = read_now(other + i * 16);
+    }
+    return u;
+}
+
+// `STEP` floats of a lane.
+struct Lane {
+    float v[STEP];
+};
+
+// The elements of a row after the rotation of those before `rotary`, times `scale`, element by
+// element. Such functions are calls, so that their code does not lie between that which mostly runs.
+static __device__ __noinline__ Lane single_rotated(u32 dtype, const void* row, u32 column, u32 dim, u32 rotary,
+                                                   const float* angles, float scale) {
+    const u32 half = rotary / 2;
+    Lane to;
+#pragma unroll
+    for (int e = 0; e < STEP; ++e) {
+        const u32 i = column + e, pair = i < half ? i + half : i - half;
+        to.v[e] = row != nullptr && i < dim ? load_one(dtype, row, i) * scale : 0.0f;
+        if (row == nullptr || i >= rotary) continue;
+        const float other = load_one(dtype, row, pair) * scale, c = angles[smaller(i, pair)], d = angles[larger(i, pair)];
+        to.v[e] = i < half ? to.v[e] * c - other * d : fmaf(to.v[e], c, other * d);
+    }
+    return to;
+}
+
+// The first elements of `Words` from where they are kept.
+template <class T> INLINE void unpack(const uint4 (&from)[2], float (&v)[STEP]) {
+    Words<T> w;
+#pragma unroll
+    for (int i = 0; i < Words<T>::COUNT; ++i) w.word[i] = from[i];
+    unpack<T>(w, v);
+}
+
+// The same of a unit, whose angles are `cosine` and `sine` if it is `whole`.
+INLINE Lane rotated(const AttentionParams& p, const Unit& u, u32 column, bool whole, u32 rotary, const float* angles,
+                    const Lane& cosine, const Lane& sine, float scale) {
+    if (!whole) return single_rotated(p.x, u.row, column, p.head_dim, rotary, angles, scale);
+    float own[STEP], other[STEP];
+    with_type(p.x, [&](auto type) {
+        unpack<decltype(type)>(u.own, own);
+        unpack<decltype(type)>(u.other, other);
+    });
+    Lane to;
+#pragma unroll
+    for (int e = 0; e < STEP; ++e) {
+        const float self = own[e] * scale, pair = other[e] * scale, c = cosine.v[e], d = sine.v[e];
+        const float turned = column < rotary / 2 ? self * c - pair * d : fmaf(self, c, pair * d);
+        to.v[e] = column < rotary ? turned : self;
+    }
+    return to;
+}
+
+// A lane's floats as the cache has them.
+template <class T> INLINE Words<T> words_of(const Lane& from) {
+    constexpr int each = 4 / (int)sizeof(typename T::raw);
+    Words<T> w;
+#pragma unroll
+    for (int i = 0; i < Words<T>::COUNT; ++i) {
+        const float* v = from.v + 4 * i * each;
+        w.word[i] = make_uint4(T::pack(v), T::pack(v + each), T::pack(v + 2 * each), T::pack(v + 3 * each));
+    }
+    return w;
+}
+
+template <class T> static __device__ __noinline__ void put_single(void* row, u32 column, u32 dim, Words<T> from) {
+    float v[STEP];
+    unpack(from, v);
+#pragma unroll
+    for (int e = 0; e < STEP; ++e) {
+        if (column + e < dim) ((typename T::raw*)row)[column + e] = T::narrow(v[e]);
+    }
+}
+
+// Writes elements `column` to `column + STEP` of a row, but those from `dim` on.
+template <class T> INLINE void put(typename T::raw* row, u32 column, u32 dim, bool wide, const Words<T>& from) {
+    if (!wide) return put_single<T>(row, column, dim, from);
+    if (column >= dim) return;
+#pragma unroll
+    for (int i = 0; i < Words<T>::COUNT; ++i) ((uint4*)(row + column))[i] = from.word[i];
+}
+
+// Elements `column` to `column + STEP` of a row; those from `dim` on are zero.
+template <class T> static __device__ __noinline__ Words<T> single_words_of(const void* row, u32 column, u32 dim) {
+    Lane v;
+#pragma unroll
+    for (int e = 0; e < STEP; ++e) v.v[e] = column + e < dim ? T::widen(((const typename T::raw*)row)[column + e]) : 0.0f;
+    return words_of<T>(v);
+}
+
+// Rows of keys and values of a lane.
+template <class T> struct Batch {
+    Words<T> key[DEEP<T>];
+    Words<T> value[DEEP<T>];
+};
+
+// The first `count` rows, `apart` elements from each other.
+template <class T>
+static __device__ __noinline__ Batch<T> single_batch_of(const void* keys, const void* values, u64 apart, u32 count,
+                                                        u32 column, u32 dim) {
+    typedef typename T::raw raw;
+    Batch<T> b;
+#pragma unroll
+    for (u32 i = 0; i < DEEP<T>; ++i) {
+        b.key[i] = b.value[i] = Words<T>();
+        if (i >= count) continue;
+        b.key[i] = single_words_of<T>((const raw*)keys + i * apart, column, dim);
+        b.value[i] = single_words_of<T>((const raw*)values + i * apart, column, dim);
+    }
+    return b;
 }
 
 // A float that another block has written: it is not in this processor's cache.
@@ -403,143 +547,208 @@ INLINE void combine(u32 n, Top top, Total total, float* factors, float& of_top, 
     }
 }
 
-// A part of the context, from position `begin` to `end`, for up to `Q` heads of a group.
-template <class T, int Q>
-INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, const typename T::raw* keys,
-                        const typename T::raw* values, void* output, DecodePlace& place) {
+// What a block needs of its row.
+struct DecodeRow {
+    Share share;
+    // The lane's elements.
+    u32 column;
+    // The rows of all warps of a head at a time. The head of the warp, and the place of the lane's
+    // row among its rows.
+    u32 all;
+    u32 own;
+    u32 mine;
+    // Whether units and angles can be read at once.
+    bool whole;
+    Unit query;
+    Unit key;
+    Unit value;
+    // Position 0 of the keys and of the values in the caches.
+    u8* keys;
+    u8* values;
+};
+
+// A block computes a part of the context for some heads of a group. All blocks of the newest part
+// compute the new key and value; the first block of each group writes them to the cache.
+template <class T>
+INLINE void decode(const AttentionParams& p, const DecodeRow& row, const float* angles, void* output, u32 at, DecodePlace& place) {
     typedef typename T::raw raw;
-    const u32 dim = p.head_dim, pitch = p.layout.position * dim, t = threadIdx.x, warp = t / WARP, lane = t % WARP;
-    // The lanes of a row, and the rows of a warp at a time.
-    const u32 lanes = lanes_of(dim), sides = WARP / lanes, side = lane / lanes;
-    const u32 column = lane % lanes * STEP;
+    constexpr int deep = DEEP<T>;
+    const u32 dim = p.head_dim, pitch = p.layout.position * dim, column = row.column;
+    const u32 t = threadIdx.x, warp = t / WARP, lane = t % WARP;
+    const u32 begin = blockIdx.x * part_of(p), part_end = smaller(at, begin + part_of(p));
+    // A warp without a head has nothing to read.
+    const u32 end = row.query.row != nullptr ? part_end : begin;
+    const raw* keys = (const raw*)row.keys;
+    const raw* values = (const raw*)row.values;
+    const u32 lanes = lanes_of(dim), side = lane / lanes, all = row.all, own = row.own, mine = row.mine;
     const bool wide = dim % STEP == 0 && (address(keys) | address(values)) % 16 == 0, held = column < dim;
-    float query[Q][STEP], sum[Q][STEP], top[Q], total[Q];
-#pragma unroll
-    for (int q = 0; q < Q; ++q) {
+    Lane cosine = {}, sine = {};
+    if (row.whole && column < p.rotary) {
+        const u32 half = p.rotary / 2, i = column < half ? column : column - half;
 #pragma unroll
         for (int e = 0; e < STEP; e += 4) {
-            const float4 four = shared_four(place.query + q * MAX_DIM + column + e);
-            query[q][e] = four.x;
-            query[q][e + 1] = four.y;
-            query[q][e + 2] = four.z;
-            query[q][e + 3] = four.w;
+            floats_of(read_now(angles + i + e), cosine.v + e);
+            floats_of(read_now(angles + half + i + e), sine.v + e);
         }
+    }
+    // The first rows are on their way while the query is rotated.
+    const u32 turn = deep * all;
+    u32 base = begin + mine;
+    Batch<T> next;
+    auto fetch = [&]() {
 #pragma unroll
-        for (int e = 0; e < STEP; ++e) sum[q][e] = 0.0f;
-        top[q] = -infinity();
-        total[q] = 0.0f;
+        for (int i = 0; i < deep; ++i) {
+            const u32 position = base + i * all;
+            next.key[i] = next.value[i] = Words<T>();
+            if (!wide || !held || position >= end) continue;
+            const raw* to_key = keys + (u64)position * pitch + column;
+            const raw* to_value = values + (u64)position * pitch + column;
+#pragma unroll
+            for (int w = 0; w < Words<T>::COUNT; ++w) {
+                next.key[i].word[w] = read_now((const uint4*)to_key + w);
+                next.value[i].word[w] = read_now((const uint4*)to_value + w);
+            }
+        }
+    };
+    fetch();
+    // So are the others. Rows that follow each other are one.
+    if (begin + turn < part_end) {
+        const u32 of_row = dim * (u32)sizeof(raw), first = begin + turn;
+        auto ask = [&](u64 byte) {
+            prefetch((const u8*)keys + byte);
+            prefetch((const u8*)values + byte);
+        };
+        if (pitch == dim) {
+            const u32 lines = ((part_end - first) * of_row + 127) / 128;
+#pragma unroll 1
+            for (u32 i = t; i < lines; i += THREADS) ask((u64)first * of_row + i * 128);
+        } else {
+#pragma unroll 1
+            for (u32 r = first + t; r < part_end; r += THREADS) {
+#pragma unroll 1
+                for (u32 byte = 0; byte < of_row; byte += 128) ask((u64)r * pitch * sizeof(raw) + byte);
+            }
+        }
+    }
+    // 2^x in place of e^x.
+    const float scale = p.scale * 1.44269504088896340736f;
+    const Lane query = rotated(p, row.query, column, row.whole, p.rotary, angles, cosine, sine, scale);
+    // The new position comes first, in the last softmax of a head, which has the fewest rows.
+    float top = -infinity(), total = 0.0f, sum[STEP];
+#pragma unroll
+    for (int e = 0; e < STEP; ++e) sum[e] = 0.0f;
+    if (at < begin + part_of(p)) {
+        const Words<T> new_key = words_of<T>(rotated(p, row.key, column, row.whole, p.rotary, angles, cosine, sine, 1.0f));
+        const Words<T> new_value = words_of<T>(rotated(p, row.value, column, row.whole, 0, angles, cosine, sine, 1.0f));
+        float x[STEP], score = 0.0f;
+        unpack(new_key, x);
+#pragma unroll
+        for (int e = 0; e < STEP; ++e) score = fmaf(x[e], query.v[e], score);
+        for (u32 step = lanes / 2; step > 0; step /= 2) score += __shfl_xor_sync(ALL, score, step);
+        if (mine == all - 1) {
+            top = fmaxf(top, score);
+            total = power_of_two(score - (top == -infinity() ? 0.0f : top));
+            unpack(new_value, x);
+#pragma unroll
+            for (int e = 0; e < STEP; ++e) sum[e] = x[e] * total;
+            if (row.share.block == 0 && warp == WARPS - 1) {
+                put<T>((raw*)row.keys + (u64)at * pitch, column, dim, wide, new_key);
+                put<T>((raw*)row.values + (u64)at * pitch, column, dim, wide, new_value);
+            }
+        }
     }
 #pragma unroll 1
-    for (u32 base = begin + warp * sides + side; base - side < end; base += DEEP * WARPS * sides) {
-        Words<T> key[DEEP], value[DEEP];
-        bool seen[DEEP];
+    while (base - side < end) {
+        Batch<T> now = next;
+        bool seen[deep];
 #pragma unroll
-        for (int i = 0; i < DEEP; ++i) {
-            const u32 position = base + i * WARPS * sides;
-            seen[i] = position < end;
-            key[i] = value[i] = Words<T>();
-            if (!seen[i] || !held) continue;
-            const bool fresh = position == at;
-            key[i] = words_of<T>(fresh ? (const raw*)place.key : keys + (u64)position * pitch, column, dim, wide);
-            value[i] = words_of<T>(fresh ? (const raw*)place.value : values + (u64)position * pitch, column, dim, wide);
+        for (int i = 0; i < deep; ++i) seen[i] = base + i * all < end;
+        if (!wide && base < end) {
+            const u64 first = (u64)base * pitch;
+            now = single_batch_of<T>(keys + first, values + first, (u64)all * pitch, (end - base - 1) / all + 1, column, dim);
         }
-        float score[DEEP][Q];
+        base += turn;
+        if (base - side < end) fetch();
+        float score[deep];
 #pragma unroll
-        for (int i = 0; i < DEEP; ++i) {
-            float v[STEP];
-            unpack(key[i], v);
+        for (int i = 0; i < deep; ++i) {
+            float x[STEP];
+            unpack(now.key[i], x);
+            score[i] = 0.0f;
 #pragma unroll
-            for (int q = 0; q < Q; ++q) {
-                score[i][q] = 0.0f;
-#pragma unroll
-                for (int e = 0; e < STEP; ++e) score[i][q] = fmaf(v[e], query[q][e], score[i][q]);
-            }
+            for (int e = 0; e < STEP; ++e) score[i] = fmaf(x[e], query.v[e], score[i]);
         }
         for (u32 step = lanes / 2; step > 0; step /= 2) {
 #pragma unroll
-            for (int i = 0; i < DEEP; ++i) {
-#pragma unroll
-                for (int q = 0; q < Q; ++q) score[i][q] += __shfl_xor_sync(ALL, score[i][q], step);
-            }
+            for (int i = 0; i < deep; ++i) score[i] += __shfl_xor_sync(ALL, score[i], step);
         }
+        float max = top;
 #pragma unroll
-        for (int q = 0; q < Q; ++q) {
-            float max = top[q];
-#pragma unroll
-            for (int i = 0; i < DEEP; ++i) {
-                score[i][q] = seen[i] ? score[i][q] : -infinity();
-                max = fmaxf(max, score[i][q]);
-            }
-            // While all scores so far are -infinity, the weights must be zero.
-            const float from = max == -infinity() ? 0.0f : max;
-            const float factor = power_of_two(top[q] - from);
-            top[q] = max;
-            total[q] *= factor;
-#pragma unroll
-            for (int e = 0; e < STEP; ++e) sum[q][e] *= factor;
-#pragma unroll
-            for (int i = 0; i < DEEP; ++i) {
-                score[i][q] = power_of_two(score[i][q] - from);
-                total[q] += score[i][q];
-            }
+        for (int i = 0; i < deep; ++i) {
+            score[i] = seen[i] ? score[i] : -infinity();
+            max = fmaxf(max, score[i]);
         }
+        // While all scores so far are -infinity, the weights must be zero.
+        const float from = max == -infinity() ? 0.0f : max;
+        const float factor = power_of_two(top - from);
+        top = max;
+        total *= factor;
 #pragma unroll
-        for (int i = 0; i < DEEP; ++i) {
-            float v[STEP];
-            unpack(value[i], v);
+        for (int e = 0; e < STEP; ++e) sum[e] *= factor;
 #pragma unroll
-            for (int q = 0; q < Q; ++q) {
+        for (int i = 0; i < deep; ++i) {
+            const float weight = power_of_two(score[i] - from);
+            total += weight;
+            float x[STEP];
+            unpack(now.value[i], x);
 #pragma unroll
-                for (int e = 0; e < STEP; ++e) sum[q][e] = fmaf(score[i][q], v[e], sum[q][e]);
-            }
+            for (int e = 0; e < STEP; ++e) sum[e] = fmaf(weight, x[e], sum[e]);
         }
     }
-    // The softmaxes of the block, in the order of the warps.
-    const Share share = place.share;
+    // The softmaxes of a head, in the order of its warps. The width is a power of two.
+    const u32 width = lanes * STEP, shift = (u32)__ffs((int)width) - 1;
+#pragma unroll
+    for (int e = 0; e < STEP; e += 4) {
+        *(float4*)(place.sums + (own * all + mine) * width + column + e) = make_float4(sum[e], sum[e + 1], sum[e + 2], sum[e + 3]);
+    }
+    if (lane % lanes == 0) {
+        place.tops[own * all + mine] = top;
+        place.totals[own * all + mine] = total;
+    }
+    __syncthreads();
     const Split s = place.split;
-    const u32 group = p.heads / p.kv_heads, count = smaller((u32)Q, group - share.own);
-    const u32 first = blockIdx.y * group + share.own;
-    const u32 all = WARPS * sides, mine = warp * sides + side, width = lanes * STEP;
-#pragma unroll
-    for (int q = 0; q < Q; ++q) {
-#pragma unroll
-        for (int e = 0; e < STEP; e += 4) {
-            *(float4*)(place.sums + (q * all + mine) * width + column + e) =
-                make_float4(sum[q][e], sum[q][e + 1], sum[q][e + 2], sum[q][e + 3]);
+    const u32 count = s.count, first = s.first, active = s.at < part_of(p) ? 1 : s.at / part_of(p) + 1;
+    for (u32 i = t; i < count << shift; i += THREADS) {
+        const u32 q = i >> shift, d = i & (width - 1);
+        if (d >= dim) continue;
+        const float *tops = place.tops + q * all, *totals = place.totals + q * all, *sums = place.sums + q * all * width + d;
+        float max = -infinity(), total = 0.0f, value = 0.0f;
+#pragma unroll 2
+        for (u32 o = 0; o < all; ++o) max = fmaxf(max, tops[o]);
+        const float from = max == -infinity() ? 0.0f : max;
+#pragma unroll 2
+        for (u32 o = 0; o < all; ++o) {
+            const float factor = power_of_two(tops[o] - from);
+            total = fmaf(totals[o], factor, total);
+            value = fmaf(factor, sums[o * width], value);
         }
-        if (lane % lanes == 0) {
-            place.tops[q * all + mine] = top[q];
-            place.totals[q * all + mine] = total[q];
-        }
-    }
-    __syncthreads();
-    if (warp < count) {
-        combine(all, [&](u32 i) { return place.tops[warp * all + i]; }, [&](u32 i) { return place.totals[warp * all + i]; },
-                place.factors + warp * PARTS, place.top[warp], place.total[warp]);
-    }
-    __syncthreads();
-    for (u32 i = t; i < count * dim; i += THREADS) {
-        const u32 q = i / dim, d = i % dim;
-        float value = 0.0f;
-#pragma unroll 8
-        for (u32 o = 0; o < all; ++o) value = fmaf(place.factors[q * PARTS + o], place.sums[(q * all + o) * width + d], value);
-        if (s.active == 1) {
-            store_one(p.x, output, (u64)share.row * p.ldo + (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
+        if (active == 1) {
+            store_one(p.x, output, (u64)s.row * p.ldo + (u64)(first + q) * dim + d, value * (1.0f / total));
         } else {
             float* to = s.partial + ((u64)(first + q) * s.parts + blockIdx.x) * (dim + 2);
             if (d == 0) {
-                to[0] = place.top[q];
-                to[1] = place.total[q];
+                to[0] = max;
+                to[1] = total;
             }
             to[2 + d] = value;
         }
     }
-    if (s.active == 1) return;
+    if (active == 1) return;
     // The block that counts last sees what all others have written.
     __syncthreads();
     if (t == 0) {
         __threadfence();
-        place.last = atomicAdd(s.counter, 1) == s.active - 1;
+        place.last = atomicAdd(s.counter, 1) == active - 1;
         __threadfence();
     }
     __syncthreads();
@@ -547,7 +756,7 @@ INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, co
     const float* partial = s.partial + (u64)first * s.parts * (dim + 2);
     if (warp < count) {
         const float* from = partial + (u64)warp * s.parts * (dim + 2);
-        combine(s.active, [&](u32 i) { return written(from + i * (dim + 2)); },
+        combine(active, [&](u32 i) { return written(from + i * (dim + 2)); },
                 [&](u32 i) { return written(from + i * (dim + 2) + 1); }, place.factors + warp * PARTS, place.top[warp],
                 place.total[warp]);
     }
@@ -560,112 +769,84 @@ INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, co
         const bool two = d + 1 < dim;
         const float* from = partial + (u64)q * s.parts * (dim + 2) + 2 + d;
         float sum[2] = {0.0f, 0.0f};
-        for (u32 j = 0; j < s.active; j += TOGETHER) {
+        for (u32 j = 0; j < active; j += TOGETHER) {
             float v[TOGETHER][2];
 #pragma unroll
             for (u32 b = 0; b < TOGETHER; ++b) {
-                v[b][0] = in && j + b < s.active ? written(from + (j + b) * (dim + 2)) : 0.0f;
-                v[b][1] = in && two && j + b < s.active ? written(from + (j + b) * (dim + 2) + 1) : 0.0f;
+                v[b][0] = in && j + b < active ? written(from + (j + b) * (dim + 2)) : 0.0f;
+                v[b][1] = in && two && j + b < active ? written(from + (j + b) * (dim + 2) + 1) : 0.0f;
             }
             if (i == t && j == 0) __syncthreads();
 #pragma unroll
             for (u32 b = 0; b < TOGETHER; ++b) {
-                if (j + b >= s.active) continue;
+                if (j + b >= active) continue;
                 sum[0] = fmaf(place.factors[q * PARTS + j + b], v[b][0], sum[0]);
                 sum[1] = fmaf(place.factors[q * PARTS + j + b], v[b][1], sum[1]);
             }
         }
         if (!in) continue;
         const float factor = 1.0f / place.total[q];
-        const u64 to = (u64)share.row * p.ldo + (u64)(first + q) * dim + d;
+        const u64 to = (u64)s.row * p.ldo + (u64)(first + q) * dim + d;
         store_one(p.x, output, to, sum[0] * factor);
         if (two) store_one(p.x, output, to + 1, sum[1] * factor);
     }
     if (t == 0) *s.counter = 0;
 }
 
-// A block computes a part of the context for some heads of a group. All blocks of the newest part
-// compute the new key and value; the first block of each group writes them to the cache.
-template <class T>
-INLINE void decode(const AttentionParams& p, const Share& share, const void* queries, const void* keys, const void* values,
-                   const void* table, void* key_cache, void* value_cache, void* output, void* scratch, u32 at,
-                   DecodePlace& place) {
-    typedef typename T::raw raw;
-    const u32 dim = p.head_dim, kv = blockIdx.y, group = p.heads / p.kv_heads, heads = share.heads, t = threadIdx.x;
-    const u32 part = part_of(p), active = at / part + 1;
-    if (blockIdx.x >= active) return;
-    if (t == 0) {
-        place.share = share;
-        place.split = split_of(p, share, scratch, active);
-    }
-    const u32 begin = blockIdx.x * part, end = smaller(at + 1, begin + part);
-    // The row's new key and value, and its caches.
-    const u64 fresh = ((u64)share.row * p.kv_heads + kv) * dim;
-    const CacheLayout& l = p.layout;
-    const u32 pitch = l.position * dim;
-    raw* to_keys = (raw*)key_cache + head_at(l, l.keys, share.row, kv, dim);
-    raw* to_values = (raw*)values_in(l, key_cache, value_cache) + head_at(l, l.values, share.row, kv, dim);
-    // The rows of the part are on their way while the queries are rotated. Rows that follow each other are one.
-    const u32 of_row = dim * (u32)sizeof(raw);
-    auto ask = [&](u64 byte) {
-        prefetch((const u8*)to_keys + byte);
-        prefetch((const u8*)to_values + byte);
-    };
-    if (pitch == dim) {
-        const u32 lines = ((end - begin) * of_row + 127) / 128;
-        for (u32 i = t; i < lines; i += THREADS) ask((u64)begin * of_row + i * 128);
-    } else {
-        for (u32 row = begin + t; row < end; row += THREADS) {
-            for (u32 byte = 0; byte < of_row; byte += 128) ask((u64)row * pitch * sizeof(raw) + byte);
-        }
-    }
-    const float* angles = (const float*)table + (u64)at * p.rotary;
-    // The query heads, then the new key and value: a thread for each element. The lanes behind the head's
-    // end read zeros.
-    const u32 rows = heads + (end == at + 1 ? 2 : 0), padded = lanes_of(dim) * STEP;
-    for (u32 i = t; i < rows * padded; i += THREADS) {
-        const u32 row = i / padded, d = i % padded;
-        if (d >= dim) {
-            if (row < heads) place.query[row * MAX_DIM + d] = 0.0f;
-        } else if (row < heads) {
-            const u64 head = (u64)share.row * p.ldq + (u64)(kv * group + share.own + row) * dim;
-            // 2^x in place of e^x.
-            const float scale = p.scale * 1.44269504088896340736f;
-            const bool own_head = share.own + row < group;
-            place.query[row * MAX_DIM + d] = own_head ? rotated(p.x, queries, head, angles, p.rotary, d, scale) : 0.0f;
-        } else {
-            const bool is_key = row == heads;
-            const float x = is_key ? rotated(p.x, keys, fresh, angles, p.rotary, d, 1.0f)
-                                   : load_one(p.x, values, fresh + d);
-            const raw kept = T::narrow(x);
-            ((raw*)(is_key ? place.key : place.value))[d] = kept;
-            if (share.block == 0) (is_key ? to_keys : to_values)[(u64)at * pitch + d] = kept;
-        }
-    }
-    __syncthreads();
-    if (heads == 1) decode_part<T, 1>(p, begin, end, at, to_keys, to_values, output, place);
-    else decode_part<T, HEADS>(p, begin, end, at, to_keys, to_values, output, place);
-}
-
 DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
                              void* value_cache, const void* position, void* output, void* scratch, const void* limits,
                              AttentionParams p) {
-    begin();
+    let_next_start();
     __shared__ DecodePlace place;
     const Share share = share_of(p);
-    // The position and the limits are on their way at a time.
-    const i32 word = ((const i32*)position)[share.row];
+    const u32 part = part_of(p);
+    const i32* own_position = (const i32*)position + share.row;
+    if (threadIdx.x == 0) {
+        prefetch(own_position);
+        place.split = split_of(p, share, scratch);
+    }
+    const u32 dim = p.head_dim, kv = blockIdx.y, lane = threadIdx.x % WARP, size = size_of(p.x);
+    // The warps of a head, as a power of two.
+    const u32 warp = threadIdx.x / WARP, shift = share.heads == 1 ? 3 : share.heads == 2 ? 2 : 1, lanes = lanes_of(dim);
+    const u32 head = share.own + (warp >> shift), group = p.heads / p.kv_heads;
+    const u64 fresh = ((u64)share.row * p.kv_heads + kv) * dim * size;
+    const CacheLayout& l = p.layout;
+    DecodeRow row;
+    row.share = share;
+    row.column = lane % lanes * STEP;
+    const u32 sides = WARP / lanes;
+    row.all = sides << shift;
+    row.own = warp >> shift;
+    row.mine = (warp & ((1u << shift) - 1)) * sides + lane / lanes;
+    u8* query = (u8*)queries + ((u64)share.row * p.ldq + (u64)(kv * group + head) * dim) * size;
+    u8 *key = (u8*)keys + fresh, *value = (u8*)values + fresh;
+    row.keys = (u8*)key_cache + head_at(l, l.keys, share.row, kv, dim) * size_of(p.cache);
+    row.values = (u8*)values_in(l, key_cache, value_cache) + head_at(l, l.values, share.row, kv, dim) * size_of(p.cache);
+    const u64 bits = address(query) | address(key) | address(value) | address(table);
+    row.whole = dim % STEP == 0 && p.rotary / 2 % STEP == 0 && bits % 16 == 0;
+    settle(own_position);
+    settle(row.keys);
+    settle(row.values);
+    settle(query);
+    settle(key);
+    settle(value);
+    wait_for_previous();
+    // The position, the limits and the rows to rotate are on their way at a time.
+    const i32 word = read_word_now(own_position);
+    row.query = unit_of(p, head < group ? query : nullptr, row.column, row.whole, p.rotary);
+    row.key = unit_of(p, key, row.column, row.whole, p.rotary);
+    row.value = unit_of(p, value, row.column, row.whole, 0);
     const Memory memory = memory_of(p, limits, share.row);
     const u32 at = position_of(&word, 0, p.positions);
     // A short text leaves most blocks nothing to do. They do not wait for the limits.
-    if (blockIdx.x > 0 && (at == p.positions || blockIdx.x * part_of(p) > at)) return;
-    if (at == p.positions || !memory.has(end_of(p, at)) || !memory.owns(begin_of(p, at))) {
-        const u32 group = p.heads / p.kv_heads, own = share.own;
-        const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
-        if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);
+    if (blockIdx.x > 0 && (at == p.positions || blockIdx.x * part > at)) return;
+    const bool limited = l.limits != 0;
+    if (at == p.positions || (limited && !(memory.has(end_of(p, at)) && memory.owns(begin_of(p, at))))) {
+        const u64 first = (u64)share.row * p.ldo + (u64)(kv * group + share.own) * dim;
+        if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - share.own) * dim);
         return;
     }
-    with_type(p.cache, [&](auto type) {
-        decode<decltype(type)>(p, share, queries, keys, values, table, key_cache, value_cache, output, scratch, at, place);
-    });
+    if (threadIdx.x == 0) place.split.at = at;
+    const float* angles = (const float*)table + (u64)at * p.rotary;
+    with_type(p.cache, [&](auto type) { decode<decltype(type)>(p, row, angles, output, at, place); });
 }
