@@ -9,7 +9,7 @@ use leasehold_hal::{Partition, PartitionSize};
 /// The division of a device. Only [`Runtime`] has it.
 pub trait Divide {
     /// Divides the device's multiprocessors into partitions, in the order of the sizes, for streams
-    /// that shall not disturb each other: [`StreamDesc::on`] makes a stream on one. Partitions of a
+    /// that shall not disturb each other: [`StreamDesc::on`](leasehold_hal::StreamDesc::on) makes a stream on one. Partitions of a
     /// call have no multiprocessor in common. All other streams go on using the whole device. May
     /// block on the driver.
     ///

@@ -42,7 +42,7 @@ impl Stream {
     /// run. If the body fails, all of it is taken back, and the recording goes on.
     ///
     /// [`Graph::update`](crate::Graph::update) may replace buffers that a body uses. Launches of a
-    /// body have no [`NodeId`](crate::NodeId): what is to change comes from a buffer.
+    /// body have no [`NodeId`](crate::graph::NodeId): what is to change comes from a buffer.
     ///
     /// A loop that never ends keeps its stream for ever; a simulated device finds it
     /// ([`Fault`](Error::Fault)). A [scope](crate::Name::scope), or else the flag's buffer, names

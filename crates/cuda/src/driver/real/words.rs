@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn words_are_bounded() {
         for _ in 0..100 {
-            say("ein Wort für jeden Aufruf, ");
+            say("un mot accentué, à chaque fois, ");
         }
         say("Returning 2 (CUDA_ERROR_OUT_OF_MEMORY) from cuMemCreate");
         assert!(take("cuMemCreate", 2).unwrap().len() <= MOST);
