@@ -6,7 +6,7 @@
 use crate::count::{self, OperatorCount};
 use crate::model::Model;
 use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
-use leasehold::{Error, Graph, Result, Stream, Timepoint, View};
+use leasehold::{Array, Error, Graph, Result, Stream, Timepoint, View};
 use leasehold_operators::{Checks, DType, ops};
 
 /// A sequence being decoded. It keeps the model.
@@ -197,6 +197,54 @@ impl Decoder {
         // A wait for this token must not wait for the next one, which is launched before the wait.
         self.network.model.runtime().stream().flush()?;
         Ok(point)
+    }
+
+    /// Records steps that the device repeats as long as `flag` is not zero, which it reads before
+    /// each: a launch decodes until an end that the device finds. `decide` is called with a stream,
+    /// before the loop and behind the step in it, and with the state there: the last token, and how
+    /// many were drawn. What it records writes the flag.
+    ///
+    /// The graph serves every token of this sequence. A step beyond the sequence's positions has no
+    /// meaning, so `decide` counts as well. The example `until_end` has such a kernel.
+    ///
+    /// # Errors
+    /// As [`Stream::record_while`], such as `Unsupported` on a device without loops, and for a
+    /// sequence whose logits are [checked](Self::check).
+    pub fn record_while(
+        &self,
+        flag: &Array<u32>,
+        mut decide: impl FnMut(&Stream, &ops::Loop) -> Result<()>,
+    ) -> Result<Graph> {
+        let _present = self.network.model.present()?;
+        self.network.model.runtime().record_graph(|runtime| {
+            let state = &self.draws.each[0].state;
+            decide(runtime.stream(), state)?;
+            runtime.stream().record_while(flag, |body| {
+                self.run(body.stream())?;
+                decide(body.stream(), state)
+            })
+        })
+    }
+
+    /// Launches the graph of [`record_while`](Self::record_while), waits for it, and returns the new
+    /// tokens.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the sequence is full, or if the ring does not have all the new tokens
+    /// any more; `Suspended` while the model is suspended; the stream's cause.
+    pub fn launch_while(&mut self, graph: &Graph) -> Result<Vec<u32>> {
+        let model = self.network.model.clone();
+        let _present = model.present()?;
+        if !self.has_room() {
+            return self.claim_position().map(|()| Vec::new());
+        }
+        let point = graph.launch_on(model.runtime().stream())?;
+        let mut count = [0u32];
+        model.runtime().stream().download(&mut count, self.draws.each[0].state.count.view())?;
+        let before = self.drawn;
+        self.drawn = count[0] as usize;
+        self.filled += self.drawn.saturating_sub(before);
+        (before..self.drawn).map(|index| self.token(index, point)).collect()
     }
 
     /// New token `index` of this sequence, counted from 0 at the prompt. Waits for `point`, the
