@@ -64,7 +64,10 @@ fn tensor_cores_compute_prompts_and_batches() {
     assert_eq!(of(&prompt, "linear3", "40"), Some(("linear3_tiles", LAYERS)));
     assert_eq!(of(&step, "linear3", "1"), Some(("linear3", LAYERS)));
     let (attention, count) = of(&prompt, "attention", "40").unwrap();
-    assert!(["attention_tiles", "attention_warpgroups"].contains(&attention), "{attention}");
+    assert!(
+        attention == "attention_tiles" || attention.starts_with("attention_warpgroups"),
+        "{attention}"
+    );
     assert_eq!(count, LAYERS);
     let batch = Batch::new(&model, 3, 40, Mode::Eager).unwrap().step_operators();
     assert_eq!(of(&batch, "linear3", "3"), Some(("linear3_tiles", LAYERS)));

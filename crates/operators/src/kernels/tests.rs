@@ -158,7 +158,7 @@ fn geometry_covers_the_work_and_is_never_empty() {
     };
     assert_eq!(blocks("fill", fill(0).as_bytes()).blocks, [1, 1, 1]);
     assert_eq!(blocks("fill", fill(16 * 1024 + 1).as_bytes()).blocks, [2, 1, 1]);
-    assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).blocks, [1024, 1, 1]);
+    assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).blocks, [4096, 1, 1]);
     let add = ElementwiseParams { rows: 3, k: 1025, ..Default::default() };
     assert_eq!(blocks("add", add.as_bytes()), Grid::new([6, 1, 1]).threads([256, 1, 1]));
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };

@@ -215,8 +215,9 @@ impl Template {
                     vec![flat.push(NodeAction::End(part.clone()), at, last)]
                 }
             });
-            let place = flat.actions.len() as u32 - 1;
-            flat.place.push(matches!(part, TemplateNode::Action(_)).then_some(place));
+            // A child may be empty, also the first one.
+            let is_action = matches!(part, TemplateNode::Action(_));
+            flat.place.push(is_action.then(|| flat.actions.len() as u32 - 1));
         }
         Ok(flat)
     }

@@ -206,3 +206,13 @@ fn a_body_belongs_to_its_graph() {
     assert!(matches!(b.machine.graph_destroy(body), Err(Error::NotFound(_))));
     b.machine.exec_destroy(exec).unwrap();
 }
+
+#[test]
+fn a_graph_may_begin_with_an_empty_child() {
+    let b = Bench::new(machine(6));
+    let child = b.graph(&[]);
+    let graph = b.graph(&[(Node::Child(child), &[]), (b.bump(b.x, BYTES, 1), &[0])]);
+    let exec = b.machine.instantiate(0, graph).unwrap();
+    assert_eq!(b.machine.exec_len(exec).unwrap(), 1);
+    b.machine.exec_destroy(exec).unwrap();
+}
