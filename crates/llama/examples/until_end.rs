@@ -10,7 +10,7 @@ use leasehold::kernel::{Grid, Kernel, KernelSource, Read, Write};
 use leasehold::prelude::*;
 use leasehold::{Context, Timepoint};
 use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The prompt's tokens, and the most new ones.
 const PROMPT: [u32; 3] = [1, 2, 3];
@@ -48,21 +48,22 @@ fn kernel() -> Result<GoOn> {
     unsafe { KernelBase::with_sources(sources) }?.try_into()
 }
 
-/// The tokens up to `end`, each of them looked at by the host.
-fn by_host(model: &Model, end: Option<u32>) -> Result<Vec<u32>> {
+/// The tokens up to `end`, each of them looked at by the host, and the time of the steps.
+fn by_host(model: &Model, end: Option<u32>) -> Result<(Vec<u32>, Duration)> {
     let mut decoder = Decoder::new(model, 128, MOST as usize, Sampling::default())?;
     let mut point: Timepoint = decoder.prefill(&PROMPT)?;
     let step = decoder.record()?;
     let mut tokens = vec![decoder.token(0, point)?];
+    let began = Instant::now();
     while tokens.len() < MOST as usize && tokens.last().copied() != end {
         point = decoder.launch(&step)?;
         tokens.push(decoder.token(tokens.len(), point)?);
     }
-    Ok(tokens)
+    Ok((tokens, began.elapsed()))
 }
 
 /// The same, where the device looks.
-fn by_device(model: &Model, end: u32) -> Result<Vec<u32>> {
+fn by_device(model: &Model, end: u32) -> Result<(Vec<u32>, Duration)> {
     let mut decoder = Decoder::new(model, 128, MOST as usize, Sampling::default())?;
     let point = decoder.prefill(&PROMPT)?;
     let (kernel, runtime) = (kernel()?, model.runtime());
@@ -72,8 +73,9 @@ fn by_device(model: &Model, end: u32) -> Result<Vec<u32>> {
         kernel.launch(stream, operands, &[end, MOST], Grid::from(([1; 3], [1; 3]))).map(drop)
     })?;
     let mut tokens = vec![decoder.token(0, point)?];
+    let began = Instant::now();
     tokens.extend(decoder.launch_while(&graph)?);
-    Ok(tokens)
+    Ok((tokens, began.elapsed()))
 }
 
 fn main() -> Result<()> {
@@ -83,15 +85,12 @@ fn main() -> Result<()> {
     let weights = Weights::read_dir(leasehold_tiny_python::FOLDER.as_ref(), &config)?;
     let model = Model::load(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
     // The last word that is new in the text is taken for the end token.
-    let text = by_host(&model, None)?;
+    let (text, _) = by_host(&model, None)?;
     let new = |at: &usize| !text[..*at].contains(&text[*at]);
     let end = text[(0..text.len()).rev().find(new).unwrap_or_default()];
-    let began = Instant::now();
-    let wanted = by_host(&model, Some(end))?;
-    let host = began.elapsed();
-    let began = Instant::now();
-    let tokens = by_device(&model, end)?;
-    println!("{} tokens; by the host {host:?}, by the device {:?}", tokens.len(), began.elapsed());
+    let (wanted, host) = by_host(&model, Some(end))?;
+    let (tokens, alone) = by_device(&model, end)?;
+    println!("{} tokens; by the host {host:?}, by the device {alone:?}", tokens.len());
     assert_eq!(tokens, wanted);
     assert_eq!(tokens.last(), Some(&end));
     Ok(())
