@@ -9,9 +9,9 @@ use leasehold_hal::{Partition, PartitionSize};
 /// The division of a device. Only [`Runtime`] has it.
 pub trait Divide {
     /// Divides the device's multiprocessors into partitions, in the order of the sizes, for streams
-    /// that shall not disturb each other: [`StreamDesc::on`](leasehold_hal::StreamDesc::on) makes a stream on one. Partitions of a
-    /// call have no multiprocessor in common. All other streams go on using the whole device. May
-    /// block on the driver.
+    /// that shall not disturb each other. [`StreamDesc::on`](leasehold_hal::StreamDesc::on) makes a
+    /// stream on one. Partitions of a call have no multiprocessor in common. All other streams go
+    /// on using the whole device. May block on the driver.
     ///
     /// A driver rounds a size up: [`Partition::units`](leasehold_hal::Partition::units) is what it
     /// gave. A graph's kernels run on the partition of the stream that they were recorded on,

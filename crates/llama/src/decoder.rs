@@ -226,8 +226,8 @@ impl Decoder {
         })
     }
 
-    /// Launches the graph of [`record_while`](Self::record_while), waits for it, and returns the new
-    /// tokens.
+    /// Launches the graph of [`record_while`](Self::record_while), waits for it, and returns the
+    /// new tokens.
     ///
     /// # Errors
     /// `InvalidArgument` if the sequence is full, or if the ring does not have all the new tokens
