@@ -145,7 +145,7 @@ pub struct LaunchGuard<'a> {
 impl LaunchGuard<'_> {
     /// Calls `f` with each use of the memory that may go on: earlier launches, and work on freed
     /// members.
-    #[inline]
+    #[inline(always)] // a launch of a graph is its one caller
     pub fn for_each_use(&self, f: impl FnMut(PackedTimepoint)) {
         if let Some(region) = &self.region {
             region.block.for_each_use(f);

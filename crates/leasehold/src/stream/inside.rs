@@ -19,13 +19,13 @@ pub(crate) struct Inside;
 
 impl Inside {
     pub(crate) fn enter() -> Self {
-        DEPTH.set(DEPTH.get() + 1);
+        DEPTH.with(|n| n.set(n.get() + 1));
         Self
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
+        DEPTH.with(|n| n.set(n.get() - 1));
     }
 }

@@ -114,7 +114,7 @@ impl<'u, U: Use> Locked<'u, U> {
     /// A submission on `timeline` with these buffers, of which none is locked yet.
     #[inline(always)]
     pub(crate) fn new(timeline: &'static Timeline, uses: &'u [U]) -> Self {
-        ORDERING.set(ORDERING.get() + 1);
+        ORDERING.with(|n| n.set(n.get() + 1));
         Self { timeline, uses, repeated: false }
     }
 
@@ -167,7 +167,7 @@ impl<'u, U: Use> Locked<'u, U> {
             }
         }
         // The drop would do only this, because nothing is left to unlock.
-        ORDERING.set(ORDERING.get() - 1);
+        ORDERING.with(|n| n.set(n.get() - 1));
         std::mem::forget(self);
     }
 }
@@ -175,7 +175,7 @@ impl<'u, U: Use> Locked<'u, U> {
 impl<U: Use> Drop for Locked<'_, U> {
     #[inline(always)]
     fn drop(&mut self) {
-        ORDERING.set(ORDERING.get() - 1);
+        ORDERING.with(|n| n.set(n.get() - 1));
         if !self.uses.is_empty() {
             // SAFETY: by the contract of `gather` the timeline's turn is held; what was submitted
             // is marked.
