@@ -13,7 +13,7 @@
 
 use core::arch::nvptx::{_block_dim_x, _block_idx_x, _thread_idx_x};
 
-/// What a launch has beside its bindings.
+/// The parameters of a launch, behind its bindings.
 #[repr(C)]
 pub struct Params {
     factor: f32,

@@ -17,7 +17,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// How often a body runs.
+/// The kind of a condition: it says how often a body runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConditionalKind {

@@ -181,7 +181,7 @@ impl Conditional {
         Ok(new)
     }
 
-    /// What runs under the condition.
+    /// The operations that run under the condition.
     #[must_use]
     pub fn body(&self) -> &Plan {
         let body: &dyn Any = &*self.body;

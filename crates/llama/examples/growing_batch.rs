@@ -11,17 +11,16 @@
 //! COMMON tokens are those that all prompts begin with, a power of two: they are a piece of each
 //! prompt, and growing caches have them once.
 
-use leasehold::{DeviceId, Runtime};
-use leasehold_llama::{Batch, CacheBytes, Config, DType, Mode, Model, Sampling, Weights};
+mod shape;
+
+use leasehold::Runtime;
+use leasehold_llama::{Batch, CacheBytes, Mode, Model, Sampling};
+use shape::Shape;
 use std::time::Instant;
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 /// A model of large heads, so that the CPU maps a granule for 128 positions.
-const SMALL: &str = r#"{"model_type": "llama", "hidden_act": "silu", "vocab_size": 40, "hidden_size": 16,
-    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
-    "head_dim": 256, "max_position_embeddings": 1024, "tie_word_embeddings": false}"#;
-
 /// Sequences of a batch, and the tokens of each prompt.
 struct Plan {
     rows: usize,
@@ -92,21 +91,14 @@ fn decode(batch: &mut Batch, plan: &Plan, words: u32) -> Result<Run> {
 }
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |i: usize, or: usize| arguments.get(i).map_or(Ok(or), |n| n.parse());
-    let device: DeviceId = arguments.first().map_or("cpu:0", |d| d.as_str()).parse()?;
-    let text = arguments.get(1).map_or(Ok(SMALL.to_owned()), std::fs::read_to_string)?;
-    let config = Config::from_slice(text.as_bytes(), "the config")?;
-    let dtype = if arguments.len() > 1 { DType::Bf16 } else { DType::F32 };
+    let shape = Shape::of_arguments()?;
+    let number = |i: usize, or: usize| shape.number(i, or);
     let (rows, tokens, common) = (number(2, 3)?, number(3, 120)?, number(6, 0)?);
     let plan = Plan { rows, tokens, common, steps: number(5, 16)? };
     // (Sequences are decoded while the prompts of later ones are computed.)
     let positions = number(4, 1000)?;
+    let Shape { device, config, weights, dtype, .. } = shape;
     let runtime = Runtime::open(device)?;
-    let weights = match arguments.len() {
-        0 | 1 => Weights::random(&config, dtype, 1)?,
-        _ => Weights::random_of_one_layer(&config, dtype, 1)?,
-    };
     let model = Model::load(&runtime, &config, &weights, dtype, &mut |_, _| {})?;
     let words = config.vocab_size as u32;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);

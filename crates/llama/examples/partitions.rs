@@ -11,17 +11,16 @@
 //! a config the weights are random. SMS are the multiprocessors for the tokens; the prompts get the
 //! rest.
 
+mod shape;
+
 use leasehold::PartitionSize::{Rest, Sms};
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use leasehold::{DeviceId, Divide, Error, Lease, Partition, Runtime, StreamDesc};
+use leasehold::{Divide, Error, Lease, Partition, Runtime, StreamDesc};
 use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
+use shape::Shape;
 use std::time::Instant;
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
-
-const SMALL: &str = r#"{"model_type": "llama", "hidden_act": "silu", "vocab_size": 40, "hidden_size": 16,
-    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
-    "head_dim": 256, "max_position_embeddings": 1024, "tie_word_embeddings": false}"#;
 
 /// The tokens of the prompt whose sequence is decoded.
 const BEGIN: usize = 16;
@@ -112,17 +111,10 @@ impl Case {
 }
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |i: usize, or: usize| arguments.get(i).map_or(Ok(or), |n| n.parse());
-    let device: DeviceId = arguments.first().map_or("cpu:0", |d| d.as_str()).parse()?;
-    let text = arguments.get(1).map_or(Ok(SMALL.to_owned()), std::fs::read_to_string)?;
-    let config = Config::from_slice(text.as_bytes(), "the config")?;
-    let dtype = if arguments.len() > 1 { DType::Bf16 } else { DType::F32 };
-    let weights = match arguments.len() {
-        0 | 1 => Weights::random(&config, dtype, 1)?,
-        _ => Weights::random_of_one_layer(&config, dtype, 1)?,
-    };
-    let (sms, steps, prompt) = (number(2, 24)? as u32, number(3, 100)?, number(4, 200)?);
+    let shape = Shape::of_arguments()?;
+    let (sms, steps) = (shape.number(2, 24)? as u32, shape.number(3, 100)?);
+    let prompt = shape.number(4, 200)?;
+    let Shape { device, config, weights, dtype, .. } = shape;
     let runtime = Runtime::open(device)?;
     let case = Case { runtime, config, weights, dtype, steps, prompt };
     let units = case.runtime.info().units;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// The line of an image that names an emulated program.
 const PROGRAM: &str = "// Emulated program ";
 
-/// What the programs of this process were made of: source, name, options, architecture.
+/// The origin of a program of this process: source, name, options, architecture.
 type ProgramKey = (String, String, Vec<String>, (u32, u32));
 
 /// The emulated programs of this process, by the numbers in their images. They stay, so that a

@@ -23,7 +23,7 @@ fn ranges(sizes: &[PartitionSize], units: u32) -> Result<Vec<Range<u32>>> {
     let mut ranges = Vec::with_capacity(sizes.len());
     for size in sizes {
         let count = match *size {
-            // What is left after whole groups goes with the last of them.
+            // Multiprocessors beyond the whole groups go with the last group.
             PartitionSize::Sms(count) if from + count <= units => {
                 count.next_multiple_of(GROUP).min(units - from)
             }

@@ -65,7 +65,7 @@ pub(super) struct Function {
     pub module: u64,
     pub context: u64,
     pub kernel: Arc<Kernel>,
-    /// What an emulated kernel takes. `None` for a registered function.
+    /// The parameters of an emulated kernel. `None` for a registered function.
     pub params: Option<Vec<Param>>,
     /// The most bytes of dynamic shared memory of a launch.
     pub shared: u32,

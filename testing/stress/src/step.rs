@@ -142,7 +142,7 @@ pub enum Node {
     Record(Slot),
     /// A loop, or a branch of at most one round. A temporary of its own counts the rounds.
     Loop {
-        /// How often the body runs.
+        /// The number of runs of the body.
         rounds: u8,
         /// It is a branch.
         branch: bool,
@@ -161,7 +161,7 @@ impl Node {
         }
     }
 
-    /// How often the work is done.
+    /// The number of times that the work is done.
     pub(crate) fn rounds(&self) -> u8 {
         if let Node::Loop { rounds, .. } = self { *rounds } else { 1 }
     }

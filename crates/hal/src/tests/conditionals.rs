@@ -35,7 +35,7 @@ fn a_part_touches_its_flag_and_what_its_body_touches() {
     let outer = [fill(FLAG, 4), Op::Conditional(&inner)];
     let outer = part(ConditionalKind::While, &outer).unwrap();
     let (read, both) = (Access::Read, Access::ReadWrite);
-    // What is not sure to be written keeps its former bytes.
+    // A body may not run, so its writes may leave the former bytes.
     let expect = [(FLAG, 4, read), (FLAG, 4, both), (FLAG, 4, read), (0x2000, 8, both)];
     assert_eq!(accesses(&Op::Conditional(&outer)), expect);
     let whole = [fill(0x2000, 64), Op::Conditional(&outer), fill(0x2004, 4), fill(0x3000, 4)];

@@ -64,7 +64,7 @@ impl Ruled {
 /// The body of a loop or branch that is being recorded.
 struct Body {
     id: u64,
-    /// What was recorded around it, which the body's end appends a node to.
+    /// The operations around it. The body's end appends a node to them.
     outer: OpList,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct State {
     encodings: Vec<Encoding>,
     /// The bodies that are being recorded, the innermost last; `ops` is what that one has.
     bodies: Vec<Body>,
-    /// How many bodies were begun.
+    /// The number of bodies that were begun.
     begun: u64,
 }
 
@@ -579,7 +579,7 @@ impl State {
         Some(mem::replace(&mut self.ops, outer))
     }
 
-    /// Where node `node` of what is being recorded is in the recording: the outermost node, and the
+    /// The place of a node that is being recorded, in the whole recording: the outermost node, and the
     /// nodes that lead from there to it.
     fn place(&self, node: u32) -> (u32, impl Iterator<Item = u32>) {
         let mut path = self.bodies.iter().map(|body| body.outer.len() as u32).chain([node]);

@@ -26,7 +26,7 @@ pub(crate) const CASES: &[Case] = &[
 /// Elements of each array: one block.
 const N: usize = TestKernel::BLOCK as usize;
 
-/// What the bodies of these cases use.
+/// The kernel and the arrays of the bodies.
 struct Work {
     runtime: Runtime,
     add: KernelBase,
@@ -35,7 +35,7 @@ struct Work {
     one: Array<u32>,
     /// Its first element is a flag: how often a loop still runs.
     left: Array<u32>,
-    /// How often a body ran.
+    /// The number of runs of a body.
     runs: Array<u32>,
 }
 

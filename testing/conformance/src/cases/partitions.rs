@@ -244,6 +244,16 @@ fn refused(env: &Env) -> Outcome {
         let strange = expect_error(made, "InvalidArgument", "a stream on another device's")?;
         check!(strange.to_string().contains(&runtime.device().to_string()), "{strange}");
     }
+    if runtime.raw_device().caps().conditionals {
+        let flag = runtime.upload(&[1_u32])?;
+        let within = runtime.record_graph(|recorded| {
+            recorded.stream().record_while(&flag, |body| {
+                let on = body.create_stream_with(&StreamDesc::on(&partitions[0]))?;
+                on.fill(flag.view(), 0_u32)
+            })
+        });
+        expect_error(within.map(drop), "Unsupported", "a partition in the body of a loop")?;
+    }
     let stream = runtime.create_stream_with(&StreamDesc::on(&partitions[1]))?;
     check_eq!(stream.runtime().to_vec(&values)?, vec![3; LEN], "what was there before");
     let made: Result<(), Error> = runtime.create_stream().map(drop);

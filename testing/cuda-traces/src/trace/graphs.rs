@@ -9,7 +9,7 @@ use leasehold_cuda::driver::ops::{
     GraphExecUpdate, Launch, NativeCondition, NativeCopy, NativeFill, NativeFunction, NativeGraph,
     NativeGraphExec, NativeModule, NativeNode, NativePartition, NativeStream,
 };
-use leasehold_hal::ConditionalKind::{If, While};
+use leasehold_hal::ConditionalKind::{self, If, While};
 use std::sync::Arc;
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -483,7 +483,7 @@ fn graph_host_nodes_are_dropped(t: &mut Trace<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What the scenarios have: kernels, a stream and words of device memory.
+/// The objects of a scenario: kernels, a stream and words of device memory.
 struct Parts {
     modules: [NativeModule; 2],
     add: NativeFunction,
@@ -494,7 +494,9 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(t: &Trace<'_>) -> Result<Self> {
+    /// The first object of a scenario.
+    fn new(t: &mut Trace<'_>) -> Result<Self> {
+        t.open()?;
         let (module, setter) = (t.module()?, t.ops.module_load(PTX.as_bytes())?);
         let stream = t.stream()?;
         let word = |value| t.filled(stream, 1, value);
@@ -533,15 +535,38 @@ impl Parts {
         t.add_kernel(graph, after, &arguments.launch(self.set, 1, 1))
     }
 
-    /// Adds a loop over word 0 that counts word 1 up.
-    fn a_loop(&self, t: &Trace<'_>, graph: NativeGraph) -> Result<(NativeNode, NativeGraph)> {
+    /// Adds a loop or a branch over word 0, with an empty body.
+    fn conditional(
+        &self,
+        t: &Trace<'_>,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        kind: ConditionalKind,
+    ) -> Result<(NativeCondition, NativeNode, NativeGraph)> {
         let condition = t.ops.condition_create(graph)?;
-        let first = self.set(t, graph, &[], condition, 0)?;
-        let (node, body) = t.ops.graph_add_conditional(graph, &[first], condition, While)?;
-        let down = self.count(t, body, &[], (0, 4))?;
-        let up = self.count(t, body, &[down], (1, 3))?;
+        let first = self.set(t, graph, after, condition, 0)?;
+        let (node, body) = t.ops.graph_add_conditional(graph, &[first], condition, kind)?;
+        Ok((condition, node, body))
+    }
+
+    /// Adds kernels to a body that count one word down and word 1 up. Returns the last one.
+    fn rounds(&self, t: &Trace<'_>, body: NativeGraph, down: usize) -> Result<NativeNode> {
+        let down = self.count(t, body, &[], (down, 4))?;
+        self.count(t, body, &[down], (1, 3))
+    }
+
+    /// Adds a loop over word 0 that counts word 1 up, behind some nodes. Returns the loop, its body,
+    /// and the kernel that counts up.
+    fn a_loop(
+        &self,
+        t: &Trace<'_>,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<(NativeNode, NativeGraph, NativeNode)> {
+        let (condition, node, body) = self.conditional(t, graph, after, While)?;
+        let up = self.rounds(t, body, 0)?;
         self.set(t, body, &[up], condition, 0)?;
-        Ok((node, body))
+        Ok((node, body, up))
     }
 
     /// Sets the first words, runs an executable and writes the words.
@@ -560,7 +585,16 @@ impl Parts {
         Ok(())
     }
 
-    fn end(self, t: &Trace<'_>) -> Result<()> {
+    /// Instantiates a graph, runs it with each of the values, and ends the scenario.
+    fn run_all(self, t: &mut Trace<'_>, graph: NativeGraph, all: &[[u32; 3]]) -> Result<()> {
+        let exec = t.ops.graph_instantiate(graph)?;
+        all.iter().try_for_each(|&values| self.run(t, exec, values))?;
+        t.ops.exec_destroy(exec)?;
+        self.end(t, &[graph])
+    }
+
+    fn end(self, t: &Trace<'_>, graphs: &[NativeGraph]) -> Result<()> {
+        graphs.iter().try_for_each(|&graph| t.ops.graph_destroy(graph))?;
         self.words.into_iter().try_for_each(|at| t.ops.free(at))?;
         t.ops.stream_destroy(self.stream)?;
         self.modules.into_iter().try_for_each(|module| t.ops.module_unload(module))
@@ -569,7 +603,6 @@ impl Parts {
 
 fn condition_loop(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let graph = ops.graph_create()?;
     let Some(condition) = t.tell("a condition", ops.condition_create(graph)) else { return Ok(()) };
@@ -577,8 +610,7 @@ fn condition_loop(t: &mut Trace<'_>) -> Result<()> {
     let made = ops.graph_add_conditional(graph, &[first], condition, While);
     let Some((node, body)) = t.tell("a loop", made) else { return Ok(()) };
     t.tell("nodes of its body", ops.graph_nodes(body));
-    let down = parts.count(t, body, &[], (0, 4))?;
-    let up = parts.count(t, body, &[down], (1, 3))?;
+    let up = parts.rounds(t, body, 0)?;
     t.tell("set at the end", parts.set(t, body, &[up], condition, 0));
     t.tell("nodes of its body", ops.graph_nodes(body));
     t.tell("a kernel behind it", parts.count(t, graph, &[node], (2, 3)));
@@ -591,12 +623,11 @@ fn condition_loop(t: &mut Trace<'_>) -> Result<()> {
     t.tell("destroy the graph", ops.graph_destroy(graph));
     parts.run(t, exec, [3, 0, 0])?;
     t.tell("destroy the executable", ops.exec_destroy(exec));
-    parts.end(t)
+    parts.end(t, &[])
 }
 
 fn condition_branch(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let graph = ops.graph_create()?;
     let condition = ops.condition_create(graph)?;
@@ -605,24 +636,14 @@ fn condition_branch(t: &mut Trace<'_>) -> Result<()> {
     let Some((node, body)) = t.tell("a branch", made) else { return Ok(()) };
     parts.count(t, body, &[], (1, 3))?;
     parts.count(t, graph, &[node], (2, 3))?;
-    let exec = ops.graph_instantiate(graph)?;
-    parts.run(t, exec, [0, 0, 0])?;
-    parts.run(t, exec, [1, 0, 0])?;
-    parts.run(t, exec, [0x8000_0000, 0, 0])?;
-    parts.run(t, exec, [0, 0, 0])?;
-    ops.exec_destroy(exec)?;
-    ops.graph_destroy(graph)?;
-    parts.end(t)
+    parts.run_all(t, graph, &[[0, 0, 0], [1, 0, 0], [0x8000_0000, 0, 0], [0, 0, 0]])
 }
 
 fn condition_nesting(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let graph = ops.graph_create()?;
-    let condition = ops.condition_create(graph)?;
-    let first = parts.set(t, graph, &[], condition, 0)?;
-    let (_, outer) = ops.graph_add_conditional(graph, &[first], condition, While)?;
+    let (condition, _, outer) = parts.conditional(t, graph, &[], While)?;
     let inner = t.tell("a condition of the body", ops.condition_create(outer));
     let Some(inner) = inner else { return Ok(()) };
     let down = parts.count(t, outer, &[], (0, 4))?;
@@ -630,22 +651,15 @@ fn condition_nesting(t: &mut Trace<'_>) -> Result<()> {
     let set = parts.set(t, outer, &[three], inner, 2)?;
     let made = ops.graph_add_conditional(outer, &[set], inner, While);
     let Some((node, body)) = t.tell("a loop in the body", made) else { return Ok(()) };
-    let less = parts.count(t, body, &[], (2, 4))?;
-    let more = parts.count(t, body, &[less], (1, 3))?;
+    let more = parts.rounds(t, body, 2)?;
     parts.set(t, body, &[more], inner, 2)?;
     parts.set(t, outer, &[node], condition, 0)?;
-    let exec = ops.graph_instantiate(graph)?;
-    parts.run(t, exec, [4, 0, 0])?;
-    parts.run(t, exec, [0, 0, 0])?;
-    ops.exec_destroy(exec)?;
-    ops.graph_destroy(graph)?;
-    parts.end(t)
+    parts.run_all(t, graph, &[[4, 0, 0], [0, 0, 0]])
 }
 
 /// Adds one kind of node to a body, and instantiates the graph.
 fn condition_bodies(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let event = t.event()?;
     let order = Order::default();
@@ -657,14 +671,12 @@ fn condition_bodies(t: &mut Trace<'_>) -> Result<()> {
     let recording = ops.graph_create()?;
     ops.graph_add_event(recording, &[], event)?;
     let looping = ops.graph_create()?;
-    parts.a_loop(t, looping)?;
+    parts.a_loop(t, looping, &[])?;
     let down = NativeCopy::linear(CopyKind::DeviceToHost, t.word_at(8), flag, 4);
     let up = NativeCopy::linear(CopyKind::HostToDevice, flag, t.word_at(8), 4);
     for what in 0..11 {
         let graph = ops.graph_create()?;
-        let condition = ops.condition_create(graph)?;
-        let first = parts.set(t, graph, &[], condition, 0)?;
-        let (_, body) = ops.graph_add_conditional(graph, &[first], condition, If)?;
+        let (_, _, body) = parts.conditional(t, graph, &[], If)?;
         let added = match what {
             0 => t.tell("nothing", Ok(())).is_some(),
             1 => t.tell("an empty node", ops.graph_add_empty(body, &[])).is_some(),
@@ -691,16 +703,12 @@ fn condition_bodies(t: &mut Trace<'_>) -> Result<()> {
         }
         ops.graph_destroy(graph)?;
     }
-    for graph in [child, calling, recording, looping] {
-        ops.graph_destroy(graph)?;
-    }
-    ops.event_destroy(event)?;
-    parts.end(t)
+    parts.end(t, &[child, calling, recording, looping])?;
+    ops.event_destroy(event)
 }
 
 fn condition_misuse(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let (graph, other) = (ops.graph_create()?, ops.graph_create()?);
     let condition = ops.condition_create(graph)?;
@@ -718,17 +726,14 @@ fn condition_misuse(t: &mut Trace<'_>) -> Result<()> {
     if let Some(exec) = exec {
         ops.exec_destroy(exec)?;
     }
-    ops.graph_destroy(other)?;
-    ops.graph_destroy(graph)?;
-    parts.end(t)
+    parts.end(t, &[other, graph])
 }
 
 fn condition_graph_rules(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let (graph, outer) = (ops.graph_create()?, ops.graph_create()?);
-    let (_, body) = parts.a_loop(t, graph)?;
+    let (_, body, _) = parts.a_loop(t, graph, &[])?;
     t.tell("as a child", ops.graph_add_child(outer, &[], graph));
     t.tell("its body as a child", ops.graph_add_child(outer, &[], body));
     t.tell("nodes of the outer graph", ops.graph_nodes(outer));
@@ -749,23 +754,15 @@ fn condition_graph_rules(t: &mut Trace<'_>) -> Result<()> {
     t.release(0);
     t.tell("wait", t.sync(parts.stream));
     ops.exec_destroy(exec)?;
-    ops.graph_destroy(outer)?;
-    ops.graph_destroy(graph)?;
-    parts.end(t)
+    parts.end(t, &[outer, graph])
 }
 
 fn condition_updates(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
-    t.open()?;
     let parts = Parts::new(t)?;
     let graph = ops.graph_create()?;
-    let condition = ops.condition_create(graph)?;
     let before = parts.count(t, graph, &[], (2, 3))?;
-    let first = parts.set(t, graph, &[before], condition, 0)?;
-    let (node, body) = ops.graph_add_conditional(graph, &[first], condition, While)?;
-    let down = parts.count(t, body, &[], (0, 4))?;
-    let up = parts.count(t, body, &[down], (1, 3))?;
-    parts.set(t, body, &[up], condition, 0)?;
+    let (node, _, up) = parts.a_loop(t, graph, &[before])?;
     let exec = ops.graph_instantiate(graph)?;
     parts.run(t, exec, [3, 0, 0])?;
     let [_, total, other, one, _] = parts.words;
@@ -777,6 +774,5 @@ fn condition_updates(t: &mut Trace<'_>) -> Result<()> {
     parts.run(t, exec, [3, 0, 5])?;
     t.tell("the node itself", t.set_kernel(exec, node, &twice.launch(parts.add, 1, 1)));
     ops.exec_destroy(exec)?;
-    ops.graph_destroy(graph)?;
-    parts.end(t)
+    parts.end(t, &[graph])
 }

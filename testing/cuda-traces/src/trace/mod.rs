@@ -302,7 +302,7 @@ fn shown_error(error: &Error) -> String {
         Some(rest[..end].to_owned())
     };
     match error {
-        // What newer drivers say beside the name is in no trace.
+        // Newer drivers say more behind the name. Traces have the name alone.
         Error::Driver { name, .. } => name.split(':').next().unwrap_or_default().to_owned(),
         Error::OutOfMemory(_) => "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
         Error::DeviceLost { cause } => format!("lost: {}", code_in(cause).unwrap_or_default()),

@@ -66,7 +66,7 @@ pub enum Node {
     /// it. Its nodes are those that it has when an executable graph is made: none of a host, of
     /// events, of meetings, or that wait for a word.
     Conditional {
-        /// How often the body runs.
+        /// The kind, which says how often the body runs.
         kind: ConditionalKind,
         /// The name in reports.
         name: Text,

@@ -547,7 +547,7 @@ INLINE void combine(u32 n, Top top, Total total, float* factors, float& of_top, 
     }
 }
 
-// What a block needs of its row.
+// The parts of a row that a block needs.
 struct DecodeRow {
     Share share;
     // The lane's elements.
