@@ -579,8 +579,8 @@ impl State {
         Some(mem::replace(&mut self.ops, outer))
     }
 
-    /// The place of a node that is being recorded, in the whole recording: the outermost node, and the
-    /// nodes that lead from there to it.
+    /// The place of a node in the whole recording: the outermost node, and the nodes that lead from
+    /// there to it.
     fn place(&self, node: u32) -> (u32, impl Iterator<Item = u32>) {
         let mut path = self.bodies.iter().map(|body| body.outer.len() as u32).chain([node]);
         (path.next().unwrap_or(node), path)

@@ -21,8 +21,8 @@ pub trait StopCheck: Send + Sync {
     fn check(&self, notes: &[Note]) -> Result<Option<Arc<dyn LaunchCheck>>>;
 }
 
-/// A check that a graph asks before each launch, and tells afterwards. The graph keeps the check, so
-/// it must not hold the graph or its runtime.
+/// A check that a graph asks before each launch, and tells afterwards. The graph keeps the check,
+/// which must not hold the graph or its runtime.
 pub trait LaunchCheck: Send + Sync {
     /// Called by the launching thread before the launch, without a lock. Must not block.
     ///

@@ -555,8 +555,8 @@ impl Parts {
         self.count(t, body, &[down], (1, 3))
     }
 
-    /// Adds a loop over word 0 that counts word 1 up, behind some nodes. Returns the loop, its body,
-    /// and the kernel that counts up.
+    /// Adds a loop over word 0 that counts word 1 up, behind some nodes. Returns the loop, its
+    /// body, and the kernel that counts up.
     fn a_loop(
         &self,
         t: &Trace<'_>,
