@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// How long the threads of the other ranks get to end after a finding.
 const LAST: Duration = Duration::from_secs(5);
+/// How long a library gets to end its work before a call that is held goes on.
+const LIBRARY: Duration = Duration::from_millis(100);
 
 /// The progress that the watch looks at.
 struct Watch {
@@ -389,8 +391,21 @@ impl Player {
             other.copy(y.as_view().view(), x.as_view().view())?;
             // Until all ranks have made the call, no abort refuses it.
             self.world.barrier(&format!("abort/{number}"), self.limit)?;
-            comm.abort(Error::state("the program aborts it"))?;
-            gate.signal(open)?;
+            let abort = || comm.abort(Error::state("the program aborts it"));
+            if held {
+                // The abort waits for the call: the gate opens beside it, after the library's end.
+                std::thread::scope(|scope| {
+                    let aborting = scope.spawn(abort);
+                    while comm.failure().is_none() {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    std::thread::sleep(LIBRARY);
+                    gate.signal(open)?;
+                    aborting.join().unwrap_or_else(|_| Err(Error::state("a panic")))
+                })?;
+            } else {
+                abort()?;
+            }
             let mut got = vec![0u32; 9];
             let got = other.download(&mut got, y.as_view().view()).map(|()| got);
             // What comes after a failure inherits it until the failed work is over.
