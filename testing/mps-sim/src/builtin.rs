@@ -61,9 +61,15 @@ fn fill(launch: &Launch<'_>, each: u64) -> Result<()> {
     if bytes > room as u64 {
         return Err(Error::invalid(format!("{}: {bytes} bytes of {room}", launch.name())));
     }
-    for i in 0..bytes as usize {
-        // SAFETY: the machine checked the binding, which has `room` bytes.
-        unsafe { *dst.add(i) = pattern[i % 4] };
+    let bytes = bytes as usize;
+    let mut filled = bytes.min(pattern.len());
+    // SAFETY: the machine checked the binding, which has `room` bytes.
+    unsafe { dst.copy_from_nonoverlapping(pattern.as_ptr(), filled) };
+    while filled < bytes {
+        let more = filled.min(bytes - filled);
+        // SAFETY: as above; the second part begins where the first one ends.
+        unsafe { dst.add(filled).copy_from_nonoverlapping(dst, more) };
+        filled += more;
     }
     Ok(())
 }
