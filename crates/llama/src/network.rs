@@ -14,8 +14,14 @@ use leasehold_operators::{BufferPart, DType, Operator, Tensor, ops};
 
 /// Rows of a prompt in one computation by the kernels of the operator library.
 const CHUNK: usize = 256;
-/// Rows of a prompt in one computation by a vendor's library.
+/// Rows of a prompt in one computation by a vendor's library. Batches share beginnings of prompts
+/// in such pieces, so they stay with this number.
 const VENDOR_CHUNK: usize = 2048;
+/// The same for a prompt that nothing waits for, if its activations have at most [`LONE_BYTES`].
+/// Products of more rows fill the processors better, and less so the wider the model is.
+const LONE_CHUNK: usize = 4096;
+/// The most memory of the activations of [`LONE_CHUNK`] rows.
+const LONE_BYTES: usize = 256 << 20;
 
 /// The log-probability of a token, and those of the largest logits with their tokens.
 pub(crate) type Logarithms = (f32, Vec<(u32, f32)>);
@@ -35,6 +41,15 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
+    /// The most bytes of a row of all activations.
+    pub(crate) fn row_bytes(model: &Model) -> usize {
+        let c = model.own();
+        let heads = c.query_width() + c.kv_width();
+        let norms = if c.qk_norm { heads } else { 0 };
+        let elements = 2 * (c.hidden_size + heads + c.intermediate_size) + norms;
+        elements * model.activations().bytes()
+    }
+
     pub(crate) fn new(model: &Model, rows: u32) -> Result<Self> {
         Self::within(None, model, rows)
     }
@@ -45,41 +60,60 @@ impl Scratch {
     }
 
     fn within(memory: Option<&Self>, model: &Model, rows: u32) -> Result<Self> {
+        type Of = fn(&Scratch) -> Option<&Tensor>;
         let c = model.own();
         let _named = Name::new("activations").scope();
-        let t = |there: fn(&Self) -> Option<&Tensor>, cols: usize| match memory.and_then(there) {
+        let new = |rows, cols: usize| {
+            Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32)
+        };
+        let t = |there: Of, cols: usize| match memory.and_then(there) {
             Some(memory) => memory.slice_rows(0, rows),
-            None => Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32),
+            None => new(rows, cols),
+        };
+        let vendor = has_vendor_products(model, rows);
+        // A vendor's library computes two products as one if the second `y` lies behind the first.
+        // That may change bits, so it must not depend on what memory there is.
+        let pair = |there: [Of; 2], cols: usize| -> Result<[Tensor; 2]> {
+            if !vendor || memory.is_some() {
+                return Ok([t(there[0], cols)?, t(there[1], cols)?]);
+            }
+            let both = new(rows.saturating_mul(2), cols)?;
+            Ok([both.slice_rows(0, rows)?, both.slice_rows(rows, rows)?])
         };
         // `gate` and `up` of different element types cannot share a launch, and a vendor's library
-        // computes products alone.
-        let apart = has_vendor_products(model, rows)
-            || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
+        // does not multiply what its products give.
+        let apart = vendor || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
         // Products on tensor cores do not normalise their input.
         let tensor = rows > 1 && has_tensor_products(model);
         let normed = tensor || rows > ops::NORM_ROWS;
-        let (query, kv) = (c.query_width(), c.kv_width());
+        let (query, kv, inner) = (c.query_width(), c.kv_width(), c.intermediate_size);
         let h = match (memory, &model.parts.registered) {
             (None, Some(registered)) => registered.matrix(rows, c.hidden_size as u32)?,
             _ => t(|s| Some(&s.h), c.hidden_size)?,
         };
-        Ok(Self {
-            h,
-            q: t(|s| Some(&s.q), query)?,
-            k: t(|s| Some(&s.k), kv)?,
-            v: t(|s| Some(&s.v), kv)?,
-            attended: t(|s| Some(&s.attended), query)?,
-            inner: t(|s| Some(&s.inner), c.intermediate_size)?,
-            up: apart.then(|| t(|s| s.up.as_ref(), c.intermediate_size)).transpose()?,
-            normed: normed.then(|| t(|s| s.normed.as_ref(), c.hidden_size)).transpose()?,
-            raw: match c.qk_norm {
-                true => Some([
-                    t(|s| s.raw.as_ref().map(|[q, _]| q), query)?,
-                    t(|s| s.raw.as_ref().map(|[_, k]| k), kv)?,
-                ]),
-                false => None,
-            },
-        })
+        let q = t(|s| Some(&s.q), query)?;
+        let (k, v, raw) = match c.qk_norm {
+            true => {
+                let raw_k: Of = |s| s.raw.as_ref().map(|[_, k]| k);
+                let [raw_k, v] = pair([raw_k, |s| Some(&s.v)], kv)?;
+                let raw_q = t(|s| s.raw.as_ref().map(|[q, _]| q), query)?;
+                (t(|s| Some(&s.k), kv)?, v, Some([raw_q, raw_k]))
+            }
+            false => {
+                let [k, v] = pair([|s| Some(&s.k), |s| Some(&s.v)], kv)?;
+                (k, v, None)
+            }
+        };
+        let attended = t(|s| Some(&s.attended), query)?;
+        let (inner, up) = match apart {
+            true => {
+                let [inner, up] = pair([|s| Some(&s.inner), |s| s.up.as_ref()], inner)?;
+                (inner, Some(up))
+            }
+            false => (t(|s| Some(&s.inner), inner)?, None),
+        };
+        let normed = normed.then(|| t(|s| s.normed.as_ref(), c.hidden_size)).transpose()?;
+        Ok(Self { h, q, k, v, attended, inner, up, normed, raw })
     }
 }
 
@@ -135,6 +169,19 @@ impl From<Exchange> for Task {
     fn from(exchange: Exchange) -> Self {
         Self { operation: Operation::Exchange(exchange), rows: 0, weights: 0, attended: 0 }
     }
+}
+
+/// What takes the tasks of a computation in their order: it keeps them, or submits each at once.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(Task) -> Result<()>;
+
+/// The tasks that `make` gives, in their order.
+pub(crate) fn collected(make: impl FnOnce(Sink<'_>) -> Result<()>) -> Result<Vec<Task>> {
+    let mut tasks = Vec::new();
+    make(&mut |task| {
+        tasks.push(task);
+        Ok(())
+    })?;
+    Ok(tasks)
 }
 
 /// The operations of tasks.
@@ -429,17 +476,18 @@ impl Network {
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `draws` for each.
     pub(crate) fn step(&self, s: &Scratch, lanes: &Lanes, draws: &Draws) -> Result<Vec<Task>> {
-        let (ids, mut to) = (&draws.all.state.token, Vec::new());
-        // The fused kernel supports groups of limited width; wider groups use the general kernel,
-        // whose rows are consecutive positions of one sequence.
-        if self.model.own().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
-            self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &self.table, &mut to)?;
-        } else {
-            let each: Vec<_> = lanes.each.iter().collect();
-            self.rows(s, ids, &each, None, &self.table, &mut to)?;
-        }
-        self.finish(&s.h, s.normed.as_ref(), &draws.all, &mut to)?;
-        Ok(to)
+        let ids = &draws.all.state.token;
+        collected(|to| {
+            // The fused kernel supports groups of limited width; wider groups use the general
+            // kernel, whose rows are consecutive positions of one sequence.
+            if self.model.own().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
+                self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &self.table, to)?;
+            } else {
+                let each: Vec<_> = lanes.each.iter().collect();
+                self.rows(s, ids, &each, None, &self.table, to)?;
+            }
+            self.finish(&s.h, s.normed.as_ref(), &draws.all, to)
+        })
     }
 
     /// The operators of the layers for the rows of `s`, with an id for each. Each of the `lanes`
@@ -452,12 +500,12 @@ impl Network {
         lanes: &[&Lane],
         scratch: Option<&BufferPart>,
         table: &BufferPart,
-        to: &mut Vec<Task>,
+        to: Sink<'_>,
     ) -> Result<()> {
         let library = &*self.model.parts.library;
         let rows = s.h.rows() / lanes.len() as u32;
         let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
-        to.push(ops::embedding(library, ids, &self.model.parts.embedding, &s.h)?.into());
+        to(ops::embedding(library, ids, &self.model.parts.embedding, &s.h)?.into())?;
         for (at, layer) in self.model.parts.layers.iter().enumerate() {
             let Layer { input_norm, qkv, qk_norm, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
@@ -466,18 +514,18 @@ impl Network {
             if alike(&[q, k, v]) {
                 let all = [q.to(q_out), k.to(k_out), v.to(&s.v)];
                 let operator = ops::linear3(library, x, norm, all)?;
-                to.push(Task::product(operator, s.h.rows(), qkv.iter().map(|d| &d.weight)));
+                to(Task::product(operator, s.h.rows(), qkv.iter().map(|d| &d.weight)))?;
             } else {
                 for (dense, y) in [(q, q_out), (k, k_out), (v, &s.v)] {
                     let operator = ops::linear(library, x, norm, dense.to(y))?;
-                    to.push(Task::product(operator, s.h.rows(), [&dense.weight]));
+                    to(Task::product(operator, s.h.rows(), [&dense.weight]))?;
                 }
             }
             if let Some([q_norm, k_norm]) = qk_norm {
                 let (eps, dim) = (self.model.config().rms_norm_eps, self.heads.head_dim);
                 for (x, norm, y) in [(q_out, q_norm, &s.q), (k_out, k_norm, &s.k)] {
                     let (x, y) = (heads_of(x, dim)?, heads_of(y, dim)?);
-                    to.push(ops::rms_norm(library, &x, norm, eps, &y)?.into());
+                    to(ops::rms_norm(library, &x, norm, eps, &y)?.into())?;
                 }
             }
             for (i, lane) in lanes.iter().enumerate() {
@@ -488,28 +536,26 @@ impl Network {
                 if let Some(scratch) = scratch {
                     let operator =
                         ops::decode_attention(library, qkv, self.heads, cache, place, scratch, &y)?;
-                    to.push(Task::attention(operator, &q));
+                    to(Task::attention(operator, &q))?;
                 } else {
-                    to.push(ops::rope_append(library, qkv, self.heads, cache, place)?.into());
+                    to(ops::rope_append(library, qkv, self.heads, cache, place)?.into())?;
                     let operator = ops::attention(library, &q, self.heads, cache, position, &y)?;
-                    to.push(Task::attention(operator, &q));
+                    to(Task::attention(operator, &q))?;
                 }
             }
             self.residual(&s.attended, out, &s.h, &format!("layer {at}, o_proj"), to)?;
             let (x, norm) = self.normalised(s, post_norm, to)?;
-            match &s.up {
-                None => {
-                    let (gated, other) = (gate.to(&s.inner), up.to(&s.inner));
-                    let operator = ops::linear_gated(library, x, norm, gated, other)?;
-                    to.push(Task::product(operator, s.h.rows(), [&gate.weight, &up.weight]));
+            let other = s.up.as_ref().unwrap_or(&s.inner);
+            if alike(&[gate, up]) {
+                let (gated, other) = (gate.to(&s.inner), up.to(other));
+                let operator = ops::linear_gated(library, x, norm, gated, other)?;
+                to(Task::product(operator, s.h.rows(), [&gate.weight, &up.weight]))?;
+            } else {
+                for (dense, y) in [(gate, &s.inner), (up, other)] {
+                    let operator = ops::linear(library, x, norm, dense.to(y))?;
+                    to(Task::product(operator, s.h.rows(), [&dense.weight]))?;
                 }
-                Some(other) => {
-                    for (dense, y) in [(gate, &s.inner), (up, other)] {
-                        let operator = ops::linear(library, x, norm, dense.to(y))?;
-                        to.push(Task::product(operator, s.h.rows(), [&dense.weight]));
-                    }
-                    to.push(ops::silu_mul(library, &s.inner, other, &s.inner)?.into());
-                }
+                to(ops::silu_mul(library, &s.inner, other, &s.inner)?.into())?;
             }
             self.residual(&s.inner, down, &s.h, &format!("layer {at}, down_proj"), to)?;
         }
@@ -525,16 +571,16 @@ impl Network {
         dense: &Dense,
         h: &Tensor,
         place: &str,
-        to: &mut Vec<Task>,
+        to: Sink<'_>,
     ) -> Result<()> {
         let (library, parts) = (&*self.model.parts.library, &self.model.parts);
         let operator = match parts.part.is_first() {
             true => ops::linear_add(library, x, None, dense.to(h))?,
             false => ops::linear(library, x, None, dense.to(h))?,
         };
-        to.push(Task::product(operator, h.rows(), [&dense.weight]));
+        to(Task::product(operator, h.rows(), [&dense.weight]))?;
         if let Some(comm) = &parts.comm {
-            to.push(Exchange::sum(comm, place, h).into());
+            to(Exchange::sum(comm, place, h).into())?;
         }
         Ok(())
     }
@@ -545,15 +591,13 @@ impl Network {
         &self,
         s: &'a Scratch,
         weight: &'a Tensor,
-        to: &mut Vec<Task>,
+        to: Sink<'_>,
     ) -> Result<(&'a Tensor, Option<ops::Norm<'a>>)> {
         let eps = self.model.config().rms_norm_eps;
         match &s.normed {
             None => Ok((&s.h, Some(ops::Norm { weight, eps }))),
             Some(normed) => {
-                to.push(
-                    ops::rms_norm(&self.model.parts.library, &s.h, weight, eps, normed)?.into(),
-                );
+                to(ops::rms_norm(&self.model.parts.library, &s.h, weight, eps, normed)?.into())?;
                 Ok((normed, None))
             }
         }
@@ -561,31 +605,25 @@ impl Network {
 
     /// The operators of the head on the rows of `h`, one for each row of `draw`, and of the next
     /// tokens.
-    fn finish(
-        &self,
-        h: &Tensor,
-        normed: Option<&Tensor>,
-        draw: &Draw,
-        to: &mut Vec<Task>,
-    ) -> Result<()> {
+    fn finish(&self, h: &Tensor, normed: Option<&Tensor>, draw: &Draw, to: Sink<'_>) -> Result<()> {
         let (library, model) = (&*self.model.parts.library, &self.model);
         let eps = model.config().rms_norm_eps;
         let Draw { logits, part, sampling, state, log_probabilities } = draw;
         let y = part.as_ref().unwrap_or(logits);
         let head = ops::Projection { weight: &model.parts.head, bias: None, y };
         let operator = if let Some(normed) = normed {
-            to.push(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?.into());
+            to(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?.into())?;
             ops::linear(library, normed, None, head)?
         } else {
             let norm = ops::Norm { weight: &model.parts.norm, eps };
             ops::linear(library, h, Some(norm), head)?
         };
-        to.push(Task::product(operator, h.rows(), [&model.parts.head]));
+        to(Task::product(operator, h.rows(), [&model.parts.head]))?;
         if let (Some(part), Some(comm)) = (part, &model.parts.comm) {
-            to.push(Exchange::rows(comm, "lm_head", part, logits)?.into());
+            to(Exchange::rows(comm, "lm_head", part, logits)?.into())?;
         }
         let logs = log_probabilities.as_ref();
-        to.push(ops::next_token(library, logits, sampling, state, logs)?.into());
+        to(ops::next_token(library, logits, sampling, state, logs)?.into())?;
         Ok(())
     }
 
@@ -607,10 +645,19 @@ impl Network {
         Ok(())
     }
 
-    /// Rows of a prompt of so many tokens that are computed together.
+    /// Rows of a prompt of so many tokens that are computed together, if other prompts may share
+    /// its beginning.
     pub(crate) fn prompt_rows(&self, tokens: usize) -> usize {
         let long = tokens > CHUNK && has_vendor_products(&self.model, CHUNK as u32);
         if long { VENDOR_CHUNK } else { CHUNK }
+    }
+
+    /// Rows of a prompt of so many tokens that are computed together, if nothing waits for it and
+    /// no other prompt shares its beginning.
+    pub(crate) fn lone_prompt_rows(&self, tokens: usize) -> usize {
+        let (rows, row) = (self.prompt_rows(tokens), Scratch::row_bytes(&self.model));
+        let large = rows == VENDOR_CHUNK && LONE_CHUNK * row <= LONE_BYTES;
+        if large { LONE_CHUNK } else { rows }
     }
 
     /// The weights of the largest product of a layer, and the elements of a position that its
@@ -638,18 +685,16 @@ impl Network {
         lane: &Lane,
         ids: &BufferPart,
         table: &BufferPart,
-    ) -> Result<Vec<Task>> {
-        let mut tasks = Vec::new();
-        self.rows(scratch, ids, &[lane], None, table, &mut tasks)?;
-        Ok(tasks)
+        to: Sink<'_>,
+    ) -> Result<()> {
+        self.rows(scratch, ids, &[lane], None, table, to)
     }
 
     /// The operators of the end of a prompt: the head on the last row of `scratch`, and the first
     /// token.
-    pub(crate) fn first_token(&self, scratch: &Scratch, draw: &Draw) -> Result<Vec<Task>> {
-        let (h, mut tasks) = (scratch.h.slice_rows(scratch.h.rows() - 1, 1)?, Vec::new());
-        self.finish(&h, None, draw, &mut tasks)?;
-        Ok(tasks)
+    pub(crate) fn first_token(&self, scratch: &Scratch, draw: &Draw, to: Sink<'_>) -> Result<()> {
+        let h = scratch.h.slice_rows(scratch.h.rows() - 1, 1)?;
+        self.finish(&h, None, draw, to)
     }
 
     /// The operators of [`prefill`](Self::prefill) for a prompt of so many tokens, counted.
@@ -661,17 +706,18 @@ impl Network {
         tokens: usize,
     ) -> Result<Vec<OperatorCount>> {
         self.check_prompt(tokens)?;
-        let (rows, mut counts) = (self.prompt_rows(tokens), Vec::new());
+        let (rows, mut counts) = (self.lone_prompt_rows(tokens), Vec::new());
         for (rows, times) in [(rows, tokens / rows), (tokens % rows, 1)] {
             if rows > 0 && times > 0 {
                 let ids = self.model.runtime().alloc(4 * rows as u64)?.into();
                 let scratch = Scratch::new(&self.model, rows as u32)?;
-                let tasks = self.piece(&scratch, lane, &ids, &self.table)?;
+                let tasks = collected(|to| self.piece(&scratch, lane, &ids, &self.table, to))?;
                 count::add(&mut counts, operations(&tasks), times);
             }
         }
         let scratch = Scratch::new(&self.model, 1)?;
-        count::add(&mut counts, operations(&self.first_token(&scratch, draw)?), 1);
+        let tasks = collected(|to| self.first_token(&scratch, draw, to))?;
+        count::add(&mut counts, operations(&tasks), 1);
         Ok(counts)
     }
 
@@ -685,17 +731,19 @@ impl Network {
         stream.fill(draw.state.count.view(), 0u32)?;
         let table = self.prompt_table(prompt.len())?;
         let mut last = None;
-        let rows = self.prompt_rows(prompt.len());
+        // The device computes the first layers while the host makes the operators of the others.
+        let submit: Sink<'_> = &mut |task| task.operation.encode(stream);
+        let rows = self.lone_prompt_rows(prompt.len());
         for (i, chunk) in prompt.chunks(rows).enumerate() {
             let ids = runtime.upload(chunk)?.into_buffer().into();
             stream.fill(lane.position.view(), Pattern::U32((i * rows) as u32))?;
             let scratch = Scratch::new(&self.model, chunk.len() as u32)?;
-            Self::run(&self.piece(&scratch, lane, &ids, &table)?, stream)?;
+            self.piece(&scratch, lane, &ids, &table, submit)?;
             last = Some(scratch);
         }
         if let Some(scratch) = last {
             stream.fill(lane.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
-            Self::run(&self.first_token(&scratch, draw)?, stream)?;
+            self.first_token(&scratch, draw, submit)?;
         }
         Ok(stream.now())
     }

@@ -6,16 +6,24 @@
 //! [`Library`](crate::Library) share one workspace, so products on two streams follow each other.
 //! The library's heuristic selects an algorithm once for each shape.
 //!
+//! Two products of one `x` and one shape that follow each other are one call: a batch of two, whose
+//! matrices lie as far apart as their addresses say. It fills the processors better than two calls.
+//! The second weight, bias and `y` must all lie behind the first ones, or all before them.
+//!
 //! Row-major `y[m,n] = x[m,k] · W[n,k]ᵀ` is column-major `yᵀ[n,m] = W · xᵀ`.
 
 use crate::kernels::cpu::elem::DType;
 use crate::kernels::cuda::STREAMED;
+use crate::operator::Operator;
 use crate::ops::Projection;
+use crate::part::BufferPart;
 use crate::tensor::Tensor;
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
 use leasehold::backend::sync::{Mutex, OnceLock};
-use leasehold::{Buffer, Error, Lease, Operand, Result, Runtime, Stream, View};
+use leasehold::{
+    Access, Buffer, Error, GraphOperator, Lease, Operand, Result, Runtime, Stream, View,
+};
 use leasehold_hal::Binding;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -31,6 +39,9 @@ const ROWS: u32 = 17;
 const LARGE: u64 = 1 << 25;
 /// Bytes to which matrices and rows are aligned for the library's fast algorithms.
 const ALIGN: u64 = 16;
+/// Products whose operands lie so many elements apart, or more, are no pair. Kernels describe
+/// distances in few bits.
+const FAR: i64 = 1 << 31;
 /// A name in the environment that keeps the library from being used.
 const REFUSAL: &str = "LEASEHOLD_NO_CUBLASLT";
 
@@ -46,6 +57,50 @@ struct Shape {
     types: [DType; 2],
     bias: bool,
     add: bool,
+    /// Whether it is a batch of two products of this shape.
+    pair: bool,
+}
+
+/// Elements from the first to the second weight, bias and `y` of a pair.
+type Distances = [i64; 3];
+
+impl Shape {
+    /// The distances between the operands of two products, if the second ones lie behind the first
+    /// ones, and not too far.
+    fn distances(&self, first: &[Binding], second: &[Binding]) -> Option<Distances> {
+        let [read, written] = self.types.map(|t| t.bytes() as u64);
+        let distance = |i: usize, size: u64| {
+            let elements = second[i].addr.checked_sub(first[i].addr)? / size;
+            i64::try_from(elements).ok().filter(|&elements| elements < FAR)
+        };
+        let bias = if self.bias { distance(1, read)? } else { 0 };
+        Some([distance(0, read)?, bias, distance(2, written)?])
+    }
+}
+
+/// The calls for these products: the shape, weight, bias and `y`, and the distances to those of the
+/// second product of a pair.
+fn calls<'a>(
+    shapes: &[Shape],
+    products: &'a [Binding],
+) -> Vec<(Shape, &'a [Binding], Option<Distances>)> {
+    let mut all = Vec::with_capacity(shapes.len());
+    let mut left = shapes.iter().zip(products.chunks_exact(3)).peekable();
+    while let Some((&shape, one)) = left.next() {
+        let other = left.peek().filter(|(other, _)| **other == shape);
+        let pair = other.and_then(|&(_, other)| {
+            let ahead = shape.distances(one, other).map(|d| (one, d));
+            ahead.or_else(|| Some((other, shape.distances(other, one)?)))
+        });
+        match pair {
+            Some((first, distances)) => {
+                left.next();
+                all.push((Shape { pair: true, ..shape }, first, Some(distances)));
+            }
+            None => all.push((shape, one, None)),
+        }
+    }
+    all
 }
 
 /// Returns whether the library is the faster one for a product of `rows` rows with a matrix of
@@ -85,6 +140,26 @@ fn matrix(dtype: DType, rows: u32, cols: u32, ld: u32) -> Result<Matrix> {
     lt::create_matrix_layout(native(dtype), rows.into(), cols.into(), ld.into())
         .map(|made| Owned(made, lt::destroy_matrix_layout))
         .map_err(said("a matrix's description"))
+}
+
+impl Matrix {
+    fn set<T: Copy>(
+        &self,
+        attribute: sys::cublasLtMatrixLayoutAttribute_t,
+        value: &T,
+    ) -> Result<()> {
+        let from = std::ptr::from_ref(value).cast::<c_void>();
+        // SAFETY: the description lives, and the value has the size that is given.
+        unsafe { lt::set_matrix_layout_attribute(self.0, attribute, from, size_of::<T>()) }
+            .map_err(said("an attribute of a matrix"))
+    }
+
+    /// Makes it two matrices, whose first elements are so many elements apart.
+    fn pair(&self, distance: i64) -> Result<()> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        self.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &2i32)?;
+        self.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &distance)
+    }
 }
 
 impl Operation {
@@ -130,6 +205,12 @@ impl Plan {
         let weight = matrix(read, s.k, s.n, s.k)?;
         let x = matrix(read, s.k, s.m, s.ldx)?;
         let y = matrix(written, s.n, s.m, s.ldy)?;
+        if s.pair {
+            // As if they were neighbours: the algorithm must not depend on where they lie.
+            weight.pair(i64::from(s.n) * i64::from(s.k))?;
+            x.pair(0)?;
+            y.pair(i64::from(s.m) * i64::from(s.ldy))?;
+        }
         let preference = lt::create_matmul_pref()
             .map(|made| Owned(made, lt::destroy_matmul_pref))
             .map_err(said("a search's conditions"))?;
@@ -266,31 +347,53 @@ impl Gemm {
                     types: [x.dtype(), p.y.dtype()],
                     bias: p.bias.is_some(),
                     add,
+                    pair: false,
                 })
             })
             .collect::<Option<Vec<_>>>()?;
-        self.is_present().then(|| Products { gemm: self.clone(), shapes: all.into() })
+        self.is_present().then(|| Products { gemm: self.clone(), shapes: all.into(), gated: None })
     }
 
-    /// Enqueues a product on a native stream.
+    /// Enqueues products on a native stream: for each shape, a weight, a bias and a `y`.
     ///
     /// # Safety
     /// - `stream` is a stream of the device whose context is current, and the operands lie in its
-    ///   memory: `x` and `w` and the bias may be read, `y` and the workspace written by work on the
-    ///   stream.
-    unsafe fn enqueue(
+    ///   memory and have the shapes: `x`, weights and biases may be read, `y` and the workspace
+    ///   written by work on the stream.
+    unsafe fn enqueue_all(
         &self,
         stream: u64,
-        shape: Shape,
-        [x, w, bias, y, workspace]: [&Binding; 5],
+        shapes: &[Shape],
+        [x, workspace]: [&Binding; 2],
+        products: &[Binding],
     ) -> Result<()> {
         // An update of a graph may have brought other buffers.
-        if let Some(b) = [x, w, bias, y].iter().find(|b| !b.addr.is_multiple_of(ALIGN)) {
+        if let Some(b) = products.iter().chain([x]).find(|b| !b.addr.is_multiple_of(ALIGN)) {
             return Err(Error::invalid(format!(
                 "an operand of a product lies at {:#x}, not aligned to {ALIGN}",
                 b.addr
             )));
         }
+        for (shape, operands, distances) in calls(shapes, products) {
+            let [w, bias, y] = operands else { continue };
+            // SAFETY: this function's own conditions. The distances lead to the second operands.
+            unsafe { self.enqueue(stream, shape, [x, w, bias, y, workspace], distances) }?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues a product, or a pair of them of which the operands are the first ones.
+    ///
+    /// # Safety
+    /// - As [`enqueue_all`](Self::enqueue_all), also for the operands at the `distances`, which a
+    ///   pair has.
+    unsafe fn enqueue(
+        &self,
+        stream: u64,
+        shape: Shape,
+        [x, w, bias, y, workspace]: [&Binding; 5],
+        distances: Option<Distances>,
+    ) -> Result<()> {
         let mut state = self.state.lock();
         let handle = match state.handle {
             Some(handle) => handle,
@@ -303,6 +406,14 @@ impl Gemm {
         if shape.bias {
             use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             plan.operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.addr)?;
+        }
+        if let Some([w, bias, y]) = distances {
+            use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE;
+            plan.weight.pair(w)?;
+            plan.y.pair(y)?;
+            if shape.bias {
+                plan.operation.set(CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, &bias)?;
+            }
         }
         let (alpha, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0 });
         let at = |b: &Binding| b.addr as usize as *mut c_void;
@@ -337,10 +448,31 @@ impl Gemm {
 pub(crate) struct Products {
     gemm: Arc<Gemm>,
     shapes: Arc<[Shape]>,
+    gated: Option<Gated>,
+}
+
+/// What makes two products those of a gated layer, whose operands have one `y` behind the others.
+struct Gated {
+    /// The `y` of the second product.
+    up: BufferPart,
+    /// Multiplies the first one by it.
+    multiply: Box<Operator>,
 }
 
 impl Products {
-    /// Submits the products as one foreign call.
+    /// Two products for a gated layer. The second one goes to `up`, by which `multiply` multiplies
+    /// the layer's `y`.
+    pub(crate) fn gated(self, up: BufferPart, multiply: Operator) -> Self {
+        Self { gated: Some(Gated { up, multiply: Box::new(multiply) }), ..self }
+    }
+
+    /// What the products use beside the kernel's operands.
+    pub(crate) fn own_operands(&self) -> impl Iterator<Item = Operand<'_>> {
+        let up = self.gated.as_ref().map(|gated| gated.up.operand(Access::ReadWrite));
+        up.into_iter().chain([self.gemm.workspace.read_write()])
+    }
+
+    /// Submits the products as one foreign call, and the kernel behind those of a gated layer.
     pub(crate) fn encode(
         &self,
         stream: &Stream,
@@ -349,21 +481,78 @@ impl Products {
     ) -> Result<()> {
         let (gemm, shapes) = (self.gemm.clone(), self.shapes.clone());
         let mut all = operands.to_vec();
-        all.push(self.gemm.workspace.read_write());
+        if self.gated.is_some()
+            && let Some(y) = all.pop()
+        {
+            // Behind `x`, the norm, and weight and bias of the first product.
+            all.insert(4, y);
+        }
+        all.extend(self.own_operands());
         let call = move |native: u64, bound: &[Binding]| {
             let [x, _, products @ .., workspace] = bound else {
                 return Err(Error::state("a product without operands"));
             };
-            for (&shape, p) in shapes.iter().zip(products.chunks_exact(3)) {
-                // SAFETY: the runtime calls this with the device's context current, its native
-                // stream, and the operands' addresses. The operator has checked the operands'
-                // sizes against these shapes, and declares their accesses.
-                unsafe { gemm.enqueue(native, shape, [x, &p[0], &p[1], &p[2], workspace]) }?;
-            }
-            Ok(())
+            // SAFETY: the runtime calls this with the device's context current, its native stream,
+            // and the operands' addresses. The operator has checked the operands' sizes against
+            // these shapes, and declares their accesses.
+            unsafe { gemm.enqueue_all(native, &shapes, [x, workspace], products) }
         };
         // SAFETY: the products read and write their operands and the workspace alone, through work
         // on the native stream.
-        unsafe { stream.foreign_call(name, &all, call) }
+        unsafe { stream.foreign_call(name, &all, call) }?;
+        self.gated.as_ref().map_or(Ok(()), |gated| gated.multiply.encode(stream))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        m: 64,
+        n: 32,
+        k: 16,
+        ldx: 16,
+        ldy: 32,
+        types: [DType::Bf16, DType::Bf16],
+        bias: true,
+        add: false,
+        pair: false,
+    };
+
+    /// Whether each call is a pair, its first weight, and the distances.
+    fn called(shapes: &[Shape], addresses: &[[u64; 3]]) -> Vec<(bool, u64, Option<Distances>)> {
+        let access = Access::Read;
+        let binding = |&addr: &u64| Binding { addr, len: 1 << 10, native: 0, access };
+        let products: Vec<_> = addresses.iter().flatten().map(binding).collect();
+        let calls = calls(shapes, &products);
+        calls.iter().map(|(shape, first, d)| (shape.pair, first[0].addr, *d)).collect()
+    }
+
+    #[test]
+    fn products_of_one_shape_are_a_pair_if_all_second_operands_lie_on_one_side() {
+        let [a, b] = [[0x1000, 0x100, 0x9000], [0x1400, 0x140, 0xa000]];
+        let pair = (true, 0x1000, Some([0x200, 0x20, 0x800]));
+        assert_eq!(called(&[SHAPE; 2], &[a, b]), [pair]);
+        assert_eq!(called(&[SHAPE; 2], &[b, a]), [pair]);
+        for i in 0..3 {
+            let (mut a, mut b) = (a, b);
+            std::mem::swap(&mut a[i], &mut b[i]);
+            let apart = [(false, a[0], None), (false, b[0], None)];
+            assert_eq!(called(&[SHAPE; 2], &[a, b]), apart, "operand {i} lies on the other side");
+        }
+        let far = [a[0] + 2 * FAR as u64, b[1], b[2]];
+        assert_eq!(called(&[SHAPE; 2], &[a, far]).len(), 2);
+    }
+
+    #[test]
+    fn keys_and_values_are_a_pair_behind_queries() {
+        let query = Shape { n: 128, ldy: 128, ..SHAPE };
+        let [q, k, v] = [[0, 0, 0], [0x1000, 0x100, 0x9000], [0x1400, 0x140, 0xa000]];
+        let calls = called(&[query, SHAPE, SHAPE], &[q, k, v]);
+        assert_eq!(calls, [(false, 0, None), (true, 0x1000, Some([0x200, 0x20, 0x800]))]);
+        // Of three of one shape, the last one is alone.
+        let calls = called(&[SHAPE; 3], &[q, k, v]);
+        assert_eq!(calls.iter().map(|c| c.0).collect::<Vec<_>>(), [true, false]);
     }
 }

@@ -144,7 +144,10 @@ impl GraphOperator for Operator {
     }
 
     fn accesses(&self) -> Vec<Operand<'_>> {
-        (0..self.parts.len()).map(|i| self.operand(i)).collect()
+        let all = (0..self.parts.len()).map(|i| self.operand(i));
+        #[cfg(feature = "cuda")]
+        let all = all.chain(self.products.iter().flat_map(|p| p.own_operands()));
+        all.collect()
     }
 
     #[inline]

@@ -298,8 +298,11 @@ pub fn linear3(
         .map(|operator| by_vendor(library, operator, x, norm, &to, false))
 }
 
-/// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. Both projections name the same
-/// `y`.
+/// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. The `y` is that of `gate`.
+///
+/// The `y` of `up` is the same, or scratch memory of its shape and type. With scratch memory a
+/// vendor's library can compute the products, if it computes such
+/// ([`Library::has_vendor_products`]); a kernel leaves that memory alone.
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
@@ -315,21 +318,29 @@ pub fn linear_gated(
     check(gate.weight.rows() == up.weight.rows(), || {
         "linear_gated: gate and up have other shapes; give them the same".to_owned()
     })?;
-    let norm = norm.and_then(|n| some(n.weight));
-    Operator::new(
+    let weight = norm.and_then(|n| some(n.weight));
+    let operator = Operator::new(
         library,
         "linear_gated",
         &params,
         &[
             some(x),
-            norm,
+            weight,
             some(gate.weight),
             gate.bias.and_then(some),
             some(up.weight),
             up.bias.and_then(some),
             some(gate.y),
         ],
-    )
+    )?;
+    #[cfg(feature = "cuda")]
+    if let (Some(gemm), None) = (library.gemm(), norm)
+        && let Some(products) = gemm.products(x, &[gate, up], false)
+    {
+        let multiply = silu_mul(library, gate.y, up.y, gate.y)?;
+        return Ok(operator.with_products(Some(products.gated(up.y.into(), multiply))));
+    }
+    Ok(operator)
 }
 
 /// The heads of an attention layer.

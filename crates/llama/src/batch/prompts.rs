@@ -9,7 +9,7 @@
 //! alone until the host has read them.
 
 use super::pace::{Pace, Work};
-use crate::network::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
+use crate::network::{Draws, Lane, Network, Scratch, Task, collected, has_tensor_products};
 use leasehold::backend::sync::Arc;
 use leasehold::ops::Pattern;
 use leasehold::{Event, Lease, Name, Result, Runtime, Timepoint, View};
@@ -122,12 +122,14 @@ impl Prompts {
 
     /// The tokens of a piece of a prompt with so many.
     pub(super) fn piece_of(&self, network: &Network, tokens: usize) -> usize {
-        let most = network.prompt_rows(tokens);
         // Nothing waits for the prompt of the only slot.
-        let rows = match (self.piece, self.lanes.len()) {
-            (Some(piece), _) => piece,
-            (None, 1) => most,
-            (None, _) => {
+        let lone = self.lanes.len() == 1;
+        let most =
+            if lone { network.lone_prompt_rows(tokens) } else { network.prompt_rows(tokens) };
+        let rows = match self.piece {
+            Some(piece) => piece,
+            None if lone => most,
+            None => {
                 let (product, attended) = network.largest();
                 self.pace.rows(product, attended, tokens)
             }
@@ -221,14 +223,14 @@ impl Prompts {
         stream.fill(lane.position.view(), Pattern::U32(tokens.start as u32))?;
         let mut tasks = match before {
             Some(piece) if piece.tokens.len() == rows => piece.tasks,
-            _ => network.piece(&scratch, lane, &ids, table)?,
+            _ => collected(|to| network.piece(&scratch, lane, &ids, table, to))?,
         };
         if last {
             let draw = &self.draws.each[waiting.slot];
             stream.upload(draw.sampling.view(), &[waiting.sampling])?;
             stream.fill(draw.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
             stream.fill(draw.state.count.view(), 0u32)?;
-            tasks.extend(network.first_token(&scratch, draw)?);
+            tasks.extend(collected(|to| network.first_token(&scratch, draw, to))?);
         }
         Ok(Piece { tokens, tasks, submitted: 0 })
     }

@@ -3,6 +3,7 @@
 use super::pace::{Pace, SHARE, Work};
 use super::*;
 use crate::config::Config;
+use crate::network::collected;
 use crate::weights::Weights;
 use leasehold::{Context, DeviceId, Runtime};
 use leasehold_operators::{BufferPart, DType};
@@ -222,9 +223,12 @@ fn what_goes_beside_a_step_is_less_than_the_step() {
             let ids = runtime.alloc(256).unwrap().into();
             let table = batch.network.prompt_table(end).unwrap();
             let lane = &batch.prompts.lanes[0];
-            let mut tasks = batch.network.piece(&scratch, lane, &ids, &table).unwrap();
             let draw = &batch.draws.each[0];
-            tasks.extend(batch.network.first_token(&scratch, draw).unwrap());
+            let tasks = collected(|to| {
+                batch.network.piece(&scratch, lane, &ids, &table, to)?;
+                batch.network.first_token(&scratch, draw, to)
+            });
+            let tasks = tasks.unwrap();
             let (mut left, mut parts) = (&tasks[..], 0);
             while !left.is_empty() {
                 let (count, work) = pace.take(left, rows, end);
@@ -389,6 +393,31 @@ fn a_prompt_that_fails_ends_alone() {
     alone.set_piece(256).unwrap();
     let same = start(&mut alone, &prompt(LONG, 3));
     assert_eq!(batch.logits(again).unwrap(), alone.logits(same).unwrap());
+}
+
+/// The size of a lone prompt's pieces is bounded by these bytes.
+#[test]
+fn activations_have_the_bytes_that_rows_are_counted_with() {
+    for (runtime, check) in devices() {
+        for kind in ["llama", "qwen3"] {
+            let config = serde_json::json!({"model_type": kind, "hidden_act": "silu", "vocab_size": 40,
+                "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+                "max_position_embeddings": 256, "tie_word_embeddings": false});
+            let config = Config::from_slice(config.to_string().as_bytes(), "a config").unwrap();
+            let weights = Weights::random(&config, DType::F32, 3).unwrap();
+            let model =
+                Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
+            let (rows, before) = (256, runtime.allocator().stats().live_bytes);
+            let scratch = Scratch::new(&model, rows).unwrap();
+            let bytes = runtime.allocator().stats().live_bytes - before;
+            // Only products of a vendor's library put `up` beside `gate`.
+            let up = rows * 96 * 4;
+            assert_eq!(bytes + u64::from(up), u64::from(rows) * Scratch::row_bytes(&model) as u64);
+            drop(scratch);
+        }
+        check();
+    }
 }
 
 /// Pieces of any size give the tokens of the whole prompt, and the same bits at every time.
