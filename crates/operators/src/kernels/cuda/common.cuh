@@ -158,6 +158,8 @@ struct LogProbabilities {
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // At least `blocks` of which run on a processor at a time.
 #define DENSE_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+// In clusters of `blocks`, from compute capability 9.0 on.
+#define CLUSTER_KERNEL(threads, blocks) KERNEL(threads) __cluster_dims__(blocks, 1, 1)
 #define INLINE static __device__ __forceinline__
 
 static constexpr u32 WARP = 32;
