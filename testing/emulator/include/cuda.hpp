@@ -1,8 +1,8 @@
 // CUDA C++ on the host: what a kernel's source finds declared, without any header of the system. `cuda_runtime.cpp` has what is not
 // defined here.
 //
-// Blocks follow each other, and the threads of a block take turns at barriers, shuffles and votes. So every write is seen at once, and
-// an atomic operation needs no help.
+// Clusters of blocks follow each other, and the threads of a cluster take turns at barriers, shuffles and votes. So every write is seen at
+// once, and an atomic operation needs no help.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // Runs the blocks of a launch on the host, for tests. A CUDA block is a threadgroup of Metal, a warp a SIMD-group.
 //
-// The threads of a block are fibers of one thread; blocks follow each other. A warp runs as far as it can without the others, then the
+// The threads of a block are fibers of one thread; clusters of blocks follow each other. A warp runs as far as it can without the others, then the
 // next one does, or the one before it in reverse order: what a missing barrier leaves open happens, in one of the two orders. A barrier
 // or a shuffle that some threads never reach fails the launch with a message. Shared memory is filled with NaN before each block.
 //
