@@ -17,8 +17,8 @@ pub(crate) const HEADERS: &str = "../include";
 const TABLE: &str = "emulated_kernels";
 /// The most parameters of a kernel, as the header has it.
 const PARAMS: usize = 64;
-/// Bytes of a kernel's record: two addresses, the threads, the cluster, the number of parameters, and
-/// those.
+/// Bytes of a kernel's record: two addresses, the threads, the cluster, the number of parameters,
+/// and those.
 const RECORD: usize = (28 + PARAMS * 8_usize).next_multiple_of(64);
 /// Bytes of shared memory that a launch can ask for, and their alignment.
 const DYNAMIC: (u32, u32) = (227 << 10, 1024);

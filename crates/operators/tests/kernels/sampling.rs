@@ -339,7 +339,7 @@ fn any_words_are_a_record() {
     random_rows(&[1, 40, 300], 5, 24, true);
 }
 
-/// Words are equal to the bit, also those of sums that other orders of blocks could round otherwise.
+/// Words are equal to the bit, also those of sums that another order could round otherwise.
 #[test]
 fn a_cluster_of_blocks_finds_what_one_block_finds() {
     if super::emulated::cuda().is_none() {
@@ -354,12 +354,24 @@ fn a_cluster_of_blocks_finds_what_one_block_finds() {
             assert_eq!(words(cluster), words(block), "{rows:?}");
         }
         // The first of equal ones, wherever they lie among the blocks.
-        let mut x = vec![f32::NAN; n];
+        let mut values = vec![f32::NAN; n];
         for places in [&[][..], &[n - 1], &[n / 2, n - 1], &[n / 3, n / 2], &[0, n / 8]] {
-            places.iter().for_each(|&i| x[i] = -2.5);
-            let wanted = x.iter().position(|v| *v == -2.5).map_or(-1, |i| i as i32);
-            assert_eq!(argmax(cluster, &x), wanted, "{n} elements, {places:?}");
-            assert_eq!(argmax(block, &x), wanted, "{n} elements, {places:?}");
+            places.iter().for_each(|&i| values[i] = -2.5);
+            let wanted = values.iter().position(|v| *v == -2.5).map_or(-1, |i| i as i32);
+            for x in [DType::F32, DType::Bf16, DType::F16] {
+                let mut input = Tensor::new(x, &values);
+                let p = RowParams {
+                    rows: 1,
+                    n: n as u32,
+                    ldx: n as u32,
+                    x: x as u32,
+                    ..Default::default()
+                };
+                let mut ids = [-9, -9];
+                run(cluster, "argmax", &p, &[input.bind(), bind(&mut ids[..1])]);
+                run(block, "argmax", &p, &[input.bind(), bind(&mut ids[1..])]);
+                assert_eq!(ids, [wanted; 2], "{n} elements of {x:?}, {places:?}");
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use super::blocks::{
     Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, draw, from_bytes, heads_down, kernel_list, row_of,
     width,
 };
-use super::cpu::attention::{Attention, AttentionParams};
+use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
 use super::cpu::elem::DType;
 use super::cpu::linear::{self, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::sampling::{Argmax, NextToken, NextTokenParams, RowParams};
@@ -197,6 +197,17 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_QUERIES, TILE_THREADS),
     },
+    CudaSpec {
+        name: DecodeAttention::NAME,
+        entry: "decode_attention_bf16",
+        module: &ATTENTION,
+        archs: GENERATIONS,
+        takes: |params| {
+            let bf16 = |p: AttentionParams| [p.x, p.cache] == [DType::Bf16 as u32; 2];
+            AttentionParams::from_bytes(params).is_some_and(bf16)
+        },
+        geometry: |params| DecodeAttention::cuda(&from_bytes(params)?),
+    },
     product_tiles::<Linear, 1>("linear_tiles"),
     product_tiles::<LinearAdd, 1>("linear_add_tiles"),
     product_tiles::<Linear3, 1>("linear3_tiles"),
@@ -225,8 +236,8 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
 const CLUSTER: u32 = 8;
 /// Threads of a block of a cluster.
 pub(super) const CLUSTER_THREADS: u32 = 512;
-/// The fewest elements of a row, and the most rows, that a cluster reads faster than a block: above, there
-/// are as many rows as the largest devices have processors for clusters.
+/// The fewest elements of a row, and the most rows, for which clusters are faster than blocks. More
+/// clusters than twice as many rows do not run at a time.
 const CLUSTER_ROW: u32 = 16_384;
 const CLUSTER_ROWS: u32 = 16;
 

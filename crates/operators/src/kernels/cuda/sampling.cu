@@ -2,16 +2,18 @@
 // and closes the loop on the device.
 //
 // The draw follows the CPU kernel: Philox4x32-10 with the seed as key and the position as counter,
-// the same exponentials and cuts, candidates in the order of ids, sums in f64. Only the order of the
-// f64 sums differs. So a token differs from the CPU's only if the random number lies within rounding
-// (one part in 10^13) of the border between two candidates.
+// the same exponentials and cuts, candidates in the order of ids, sums in f64. Only the order of
+// the f64 sums differs. So a token differs from the CPU's only if the random number lies within
+// rounding (one part in 10^13) of the border between two candidates.
 
 static constexpr u32 NONE = 0xffffffffu;
 static constexpr u32 MAX_WARPS = 32;
 static constexpr u32 MAX_LOGS = 20;
 
-// The blocks that share a row. They share no memory with other blocks, so each of them writes its own shared memory
-// and reads the others' behind `meet`.
+#define OUTLINE static __device__ __noinline__
+
+// The blocks that share a row. They share no memory with other blocks, so each of them writes its
+// own shared memory and reads the others' behind `meet`.
 struct Alone {
     static constexpr u32 BLOCKS = 1;
     // The number of exchanges so far.
@@ -38,9 +40,10 @@ struct Cluster {
 };
 #endif
 
-// The parts of a row, in the order of ids. A sum over a part is a warp's. So the order of sums does not depend on the
-// number of blocks and warps. All parts end at multiples of WARP or at the row's end.
-static constexpr u32 PARTS = 256;
+// The parts of a row, in the order of ids. A sum over a part is a warp's. So the order of sums does
+// not depend on the number of blocks and warps. All parts end at multiples of WARP or at the row's
+// end.
+static constexpr u32 PARTS = 128;
 
 template <class T> struct Parts {
     static constexpr u32 OWN = PARTS / T::BLOCKS;
@@ -73,8 +76,8 @@ struct Largest {
     }
 };
 
-// Combines the values of all threads of the team, with a result that no order changes. All threads take part and get
-// the result.
+// Combines the values of all threads of the team, with a result that no order changes. All threads
+// take part and get the result.
 template <class F, class T, class V, u32 N> INLINE void combine(T& team, V (&v)[N]) {
     __shared__ V warps[N][MAX_WARPS];
     // A block writes the other place while those behind still read this one.
@@ -108,8 +111,8 @@ template <class F, class T, class V, u32 N> INLINE void combine(T& team, V (&v)[
     for (u32 i = 0; i < N; ++i) v[i] = all[i];
 }
 
-// The sums of the values of all parts up to each one, that one included. `f` gives a lane's value of a part, from its
-// number, its first element and its end. All threads of the team take part.
+// The sums of the values of all parts up to each one, that one included. `f` gives a lane's value
+// of a part, from its number, its first element and its end. All threads of the team take part.
 template <class V, class T, class F> INLINE const V* scan(T& team, const Parts<T>& parts, F f) {
     __shared__ V block[2][Parts<T>::OWN];
     __shared__ V all[PARTS];
@@ -118,8 +121,10 @@ template <class V, class T, class F> INLINE const V* scan(T& team, const Parts<T
     __syncthreads();
     V* const own = T::BLOCKS == 1 ? all : block[team.turn % 2];
     for (u32 p = t / WARP; p < Parts<T>::OWN; p += blockDim.x / WARP) {
-        const u32 part = parts.begin + p;
-        const V v = warp_sum(f(part, parts.at(part), parts.at(part + 1)));
+        const u32 part = parts.begin + p, first = parts.at(part);
+        V v = 0;
+        // Short rows have empty parts.
+        if (first < parts.n) v = warp_sum(f(part, first, parts.at(part + 1)));
         if (lane == 0) own[p] = v;
     }
     if constexpr (T::BLOCKS > 1) {
@@ -171,7 +176,7 @@ template <class T> INLINE Best best_of(T& team, u32 dtype, const void* x, u64 ro
     const Parts<T> parts(team, n);
     Best best = {-infinity(), NONE};
     // Several reads are under way at a time.
-    constexpr u32 BATCH = 4;
+    constexpr u32 BATCH = T::BLOCKS == 1 ? 4 : 8;
     const u32 whole = address(x) % 16 == 0 && row % 4 == 0 ? parts.last() / 4 : 0;
     for (u32 i = parts.first() / 4 + threadIdx.x; i < whole; i += BATCH * blockDim.x) {
         float v[BATCH][4];
@@ -398,14 +403,22 @@ template <class T> INLINE void cut_to(T& team, Candidates& c, float part) {
     c.cut.ties = each == 0 ? 1 : (u32)((need + each - 1) / each);
 }
 
-// Draws a token and returns it to every thread.
+// Whether a token is drawn. Else the first of the largest is the token.
+INLINE bool draws(const SamplingRecord& r, Best best) {
+    const float inverse = 1.0f / r.temperature;
+    return best.value < infinity() && best.value > -infinity() && inverse > 0.0f && inverse < infinity();
+}
+
+// Draws a token and returns it to every thread. No thread of the team is in an exchange before and
+// behind it.
+//
+// This function and the next one are not inlined. Else a step that draws nothing would jump over
+// their instructions, and wait for memory on the way.
 template <class T>
-INLINE u32 draw(T& team, const SamplingRecord& r, const float* x, u32 n, Best best, i32 position) {
+OUTLINE u32 draw(T team, const SamplingRecord& r, const float* x, u32 n, Best best, i32 position) {
     __shared__ u32 chosen;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const float inverse = 1.0f / r.temperature;
-    if (!(best.value < infinity() && best.value > -infinity())) return best.index;
-    if (!(inverse > 0.0f && inverse < infinity())) return best.index;
     Candidates c = {x, n, best.value, inverse, {-infinity(), n}, 0.0f};
     if (r.top_k != 0 && r.top_k < n) c.cut = threshold(team, x, n, r.top_k);
     if (r.top_p > 0.0f && r.top_p < 1.0f) cut_to(team, c, r.top_p);
@@ -466,7 +479,7 @@ INLINE u32 draw(T& team, const SamplingRecord& r, const float* x, u32 n, Best be
 
 // Writes the log-probabilities of a token and of the `wanted` largest logits.
 template <class T>
-INLINE void log_probabilities_of(T& team, const float* x, u32 n, float max, u32 token, u32 wanted, LogProbabilities* to) {
+OUTLINE void log_probabilities_of(T team, const float* x, u32 n, float max, u32 token, u32 wanted, LogProbabilities* to) {
     __shared__ Best found[MAX_LOGS];
     const u32 lane = threadIdx.x % WARP;
     wanted = smaller(wanted, MAX_LOGS);
@@ -544,7 +557,7 @@ INLINE void next_token_of(T team, const void* logits, const void* sampling, void
     const SamplingRecord r = ((const SamplingRecord*)sampling)[row];
     const float* x = (const float*)logits + row * p.ld;
     const Best best = best_of(team, 0, logits, row * p.ld, p.n);
-    const u32 id = draw(team, r, x, p.n, best, at);
+    const u32 id = draws(r, best) ? draw(team, r, x, p.n, best, at) : best.index;
     if (r.log_probabilities != 0 && p.log_ring != 0) {
         const u64 entry = row * p.log_ring + ((const u32*)count)[row] % p.log_ring;
         log_probabilities_of(team, x, p.n, best.value, id, r.log_probabilities,
