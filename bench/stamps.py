@@ -45,7 +45,7 @@ struct Stamps {{
 """
 FIRST_FUNCTION = "INLINE void let_next_start() {"
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
-KERNEL = re.compile(r"^(?:DENSE_)?KERNEL\([^)]*\)\s+(\w+)\([^)]*\)\s*\{", re.MULTILINE)
+KERNEL = re.compile(r"^(?:DENSE_|CLUSTER_)?KERNEL\([^)]*\)\s+(\w+)\([^)]*\)\s*\{", re.MULTILINE)
 
 
 def stamped(source, kernels):

@@ -1,8 +1,8 @@
 // CUDA C++ on the host: what a kernel's source finds declared, without any header of the system. `cuda_runtime.cpp` has what is not
 // defined here.
 //
-// Blocks follow each other, and the threads of a block take turns at barriers, shuffles and votes. So every write is seen at once, and
-// an atomic operation needs no help.
+// Clusters of blocks follow each other, and the threads of a cluster take turns at barriers, shuffles and votes. So every write is seen at
+// once, and an atomic operation needs no help.
 
 #pragma once
 
@@ -17,6 +17,7 @@
 // Visible, so that the linker keeps the name.
 #define __global__ __attribute__((visibility("default"))) __attribute__((emulated_kernel))
 #define __launch_bounds__(threads, ...) __attribute__((emulated_threads(threads)))
+#define __cluster_dims__(...) __attribute__((emulated_cluster(__VA_ARGS__)))
 #define __device__
 #define __host__
 #define __constant__
@@ -88,6 +89,11 @@ namespace emulator {
 struct Group;
 [[noreturn]] void fail(const char* what, ...);
 void meet(const char* what);
+void arrive();
+void await(const char* what);
+void* of_block(const void* at, unsigned rank);
+unsigned cluster_rank();
+unsigned cluster_size();
 Group* join(unsigned mask, const void* value, size_t size, const char* what);
 // The value of a lane that has met the caller.
 const void* of_lane(const Group* group, unsigned lane, size_t size);
@@ -124,6 +130,11 @@ inline void __nanosleep(unsigned) { emulator::pause(); }
 // ---- Barriers, fences, warps
 
 inline void __syncthreads() { emulator::meet("__syncthreads"); }
+inline void __cluster_barrier_arrive() { emulator::arrive(); }
+inline void __cluster_barrier_wait() { emulator::await("__cluster_barrier_wait"); }
+inline unsigned __clusterRelativeBlockRank() { return emulator::cluster_rank(); }
+inline unsigned __clusterSizeInBlocks() { return emulator::cluster_size(); }
+inline void* __cluster_map_shared_rank(const void* at, unsigned rank) { return emulator::of_block(at, rank); }
 inline void __threadfence() { emulator::fence(); }
 inline void __threadfence_block() {}
 inline void __threadfence_system() { emulator::fence(); }
@@ -609,7 +620,14 @@ struct alignas(64) Kernel {
     void (*function)();
     void (*call)(const unsigned char*);
     unsigned threads;
+    // Its blocks in x.
+    unsigned cluster;
     Params params;
+};
+
+template <unsigned X = 1, unsigned Y = 1, unsigned Z = 1> struct Cluster {
+    static_assert(Y == 1 && Z == 1, "not emulated: clusters of blocks in y or z");
+    static constexpr unsigned blocks = X;
 };
 
 template <class T> constexpr bool is_pointer = false;

@@ -37,12 +37,12 @@ unsigned long long now;
 // ---- Races
 
 // An access to a byte. Two accesses are ordered by a barrier of the block, or by a meeting of the warp, between them; those of two
-// blocks, or without a barrier, by a fence behind the first and an atomic operation in front of the second. A meeting of some lanes counts
-// as one of the whole warp.
+// blocks of a cluster by its barrier; those of two blocks, or without a barrier, by a fence behind the first and an atomic operation in
+// front of the second. A meeting of some lanes counts as one of the whole warp. Accesses to another block's shared memory have no trace.
 struct Trace {
     // Counted from 1, so that zeros are no access.
     unsigned block, barriers;
-    unsigned short thread, meetings;
+    unsigned short thread, meetings, clusters;
     bool atomic;
 };
 struct Byte {
@@ -58,7 +58,6 @@ constexpr unsigned WATCHES = 32;
 Watch watches[WATCHES];
 unsigned watch_count;
 unsigned block_number;
-unsigned meetings[THREADS / 32];
 bool thread_fence[THREADS], thread_atomic[THREADS], block_atomic;
 // Bits by block.
 unsigned char* block_fence;
@@ -75,11 +74,15 @@ struct Suspect {
 } suspect;
 
 Trace trace_of(const Fiber& fiber, bool atomic) {
-    return {block_number, (unsigned)block.times, (unsigned short)fiber.number, (unsigned short)meetings[fiber.number / 32], atomic};
+    const unsigned meetings = block.warps[fiber.number / 32].meetings;
+    return {block_number, (unsigned)block.times, (unsigned short)fiber.number, (unsigned short)meetings, (unsigned short)block.cluster_times, atomic};
 }
+
+unsigned cluster_of(unsigned number) { return (number - 1) / block.cluster; }
 
 bool ordered(const Trace& first, const Trace& then, bool shared) {
     if (first.block == 0 || (first.atomic && then.atomic)) return true;
+    if (cluster_of(first.block) == cluster_of(then.block) && first.clusters != then.clusters) return true;
     if (first.block != then.block) {
         // Another block's shared memory was another one.
         return shared || (block_atomic && block_fence[(first.block - 1) / 8] >> (first.block - 1) % 8 & 1);
@@ -194,8 +197,10 @@ int find(dl_phdr_info* info, size_t, void*) {
 void switched(const Fiber& fiber) {
     settle();
     const unsigned number = 1 + block_index.x + grid_dim.x * (block_index.y + grid_dim.y * block_index.z);
-    if (number != block_number) {
-        block_number = number;
+    // Blocks of a cluster take turns.
+    const bool begins = block_number == 0 || cluster_of(number) != cluster_of(block_number);
+    block_number = number;
+    if (begins) {
         block_atomic = false;
         memset(thread_fence, 0, sizeof(thread_fence));
         memset(thread_atomic, 0, sizeof(thread_atomic));
@@ -212,6 +217,8 @@ __attribute__((used)) unsigned active() {
     return warp.lanes & ~warp.ended;
 }
 __attribute__((used)) void pause() { yield(); }
+__attribute__((used)) unsigned cluster_rank() { return block.rank; }
+__attribute__((used)) unsigned cluster_size() { return block.cluster; }
 __attribute__((used)) unsigned long long ticks() { return ++now; }
 __attribute__((used)) void fence() {
     settle();
@@ -267,6 +274,8 @@ inline void look(const volatile void* p, size_t bytes, unsigned access, void* co
         const bool dynamic = at + bytes > reach.dynamic.from && at < reach.dynamic.from + DYNAMIC;
         if (!dynamic || reach.dynamic.has(at, bytes)) return trace(at, bytes, access, atomic, code);
     }
+    const size_t copies = block.cluster > 1 ? block.cluster * block.copy_bytes : 0, copy = at - (uintptr_t)block.copies;
+    if (copy < copies && bytes <= copies - copy) return;
     for (unsigned i = 0; i < reach.images; ++i) {
         if (reach.image[i].has(at, bytes)) return;
     }
@@ -337,6 +346,7 @@ void __ubsan_handle_divrem_overflow_abort(Place* p, uintptr_t, uintptr_t) { FOUN
 extern "C" {
 // The source's end defines it.
 void emulator_call(unsigned index, const unsigned char* words);
+unsigned emulator_cluster(unsigned index);
 
 __attribute__((visibility("default"))) const char* emulate(emulator::Launch* launch) {
     using namespace emulator;
@@ -353,13 +363,12 @@ __attribute__((visibility("default"))) const char* emulate(emulator::Launch* lau
     block.shared[2] = {(void*)behind, reach.tls.to - behind};
     blockDim = {launch->block[0], launch->block[1], launch->block[2]};
     gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
-    block.met = [](unsigned warp) { ++meetings[warp]; };
     if (launch->watched) begin_watching();
     auto body = [&] {
         emulator_call(launch->index, launch->words);
         settle();
     };
-    const char* failure = run_grid(*launch, body);
+    const char* failure = run_grid(*launch, body, emulator_cluster(launch->index));
     end_watching();
     fflush(stdout);
     return failure;

@@ -1,8 +1,11 @@
 // Runs the blocks of a launch on the host, for tests. A CUDA block is a threadgroup of Metal, a warp a SIMD-group.
 //
-// The threads of a block are fibers of one thread; blocks follow each other. A warp runs as far as it can without the others, then the
+// The threads of a block are fibers of one thread; clusters of blocks follow each other. A warp runs as far as it can without the others, then the
 // next one does, or the one before it in reverse order: what a missing barrier leaves open happens, in one of the two orders. A barrier
 // or a shuffle that some threads never reach fails the launch with a message. Shared memory is filled with NaN before each block.
+//
+// The blocks of a cluster take turns: each runs as far as it can without the others. All have one place for shared memory, so a block that
+// waits has a copy, which the others access.
 //
 // A failed launch leaves its fibers where they are; the next launch begins them anew.
 
@@ -61,23 +64,38 @@ struct Fiber {
     const char* waits;
     // The group whose values it may still read.
     Group* held;
+    // It has arrived at the cluster's barrier, and when.
+    bool arrived;
+    unsigned long arrived_at;
 };
 
 struct Warp {
-    // The lanes that exist, and those that have ended.
-    unsigned lanes, ended;
+    // The lanes that exist, those that have ended, and how often lanes have met.
+    unsigned lanes, ended, meetings;
     Group* pending;
 };
 
 constexpr size_t STACK = 256 << 10, GUARD = 64 << 10;
-constexpr unsigned THREADS = 1024;
+constexpr unsigned THREADS = 1024, CLUSTER = 16, FIBERS = THREADS * CLUSTER;
 
-struct Block {
-    Fiber* fibers;
-    unsigned made, count, ended;
+// A block of a cluster.
+struct Turn {
     Warp warps[THREADS / 32];
-    unsigned arrived;
+    unsigned ended, arrived;
     unsigned long times;
+};
+
+// The block that runs, and what is the same for all.
+struct Block : Turn {
+    Fiber* fibers;
+    unsigned made, count;
+    // The blocks of a cluster, the running one of them, and their barrier.
+    unsigned cluster, rank, cluster_ended, cluster_arrived;
+    unsigned long cluster_times;
+    Turn turns[CLUSTER];
+    // The blocks' copies of shared memory, one after the other.
+    unsigned char* copies;
+    size_t copy_bytes;
     Group *free, *groups;
     // Threads that have ended still miss at barriers.
     bool strict;
@@ -90,9 +108,8 @@ struct Block {
     jmp_buf back, escape;
     void (*body)(void*);
     void* argument;
-    // Called before a fiber goes on, and when lanes of a warp have met.
+    // Called before a fiber goes on.
     void (*switched)(const Fiber&);
-    void (*met)(unsigned warp);
     bool progress;
     char failure[512];
     size_t failed_at;
@@ -137,6 +154,8 @@ inline void entry() {
         release(fiber);
         fiber.done = true;
         ++block.ended;
+        ++block.cluster_ended;
+        if (fiber.arrived && fiber.arrived_at == block.cluster_times) --block.cluster_arrived;
         block.warps[fiber.number / 32].ended |= 1u << fiber.number % 32;
         yield();
     }
@@ -169,6 +188,45 @@ __attribute__((used)) inline void meet(const char* what) {
         yield();
     }
     block.running->waits = nullptr;
+}
+
+// The barrier of the cluster, in two halves.
+__attribute__((used)) inline void arrive() {
+    Fiber& fiber = *block.running;
+    if (fiber.arrived) fail("a second arrival at the cluster's barrier without a wait");
+    fiber.arrived = true;
+    fiber.arrived_at = block.cluster_times;
+    ++block.cluster_arrived;
+    block.progress = true;
+}
+
+__attribute__((used)) inline void await(const char* what) {
+    Fiber& fiber = *block.running;
+    if (!fiber.arrived) fail("a wait at the cluster's barrier without an arrival");
+    fiber.waits = what;
+    while (block.cluster_times == fiber.arrived_at) {
+        if (block.cluster_arrived == block.count * block.cluster - block.cluster_ended) {
+            block.cluster_arrived = 0;
+            ++block.cluster_times;
+            break;
+        }
+        yield();
+    }
+    block.progress = true;
+    fiber.waits = nullptr;
+    fiber.arrived = false;
+}
+
+// The place in the shared memory of another block of the cluster.
+__attribute__((used)) inline void* of_block(const void* at, unsigned rank) {
+    if (rank >= block.cluster) fail("the shared memory of block %u of a cluster of %u", rank, block.cluster);
+    size_t before = rank * block.copy_bytes;
+    for (const auto& piece : block.shared) {
+        const size_t offset = (size_t)((const char*)at - (const char*)piece.at);
+        if (offset < piece.bytes) return rank == block.rank ? (void*)at : block.copies + before + offset;
+        before += piece.bytes;
+    }
+    fail("an address that is not in the block's shared memory, for that of another block");
 }
 
 // The lanes of a mask meet, each with a value. The result has all values until the lane's next call.
@@ -207,7 +265,7 @@ __attribute__((used)) inline Group* join(unsigned mask, const void* value, size_
             Group** link = &warp.pending;
             while (*link != group) link = &(*link)->next;
             *link = group->next;
-            if (block.met) block.met(fiber.number / 32);
+            ++warp.meetings;
             block.progress = true;
             break;
         }
@@ -225,9 +283,9 @@ template <class T> inline const T* exchange(T value) {
 }
 
 inline void make_fibers() {
-    if (!block.fibers) block.fibers = (Fiber*)calloc(THREADS, sizeof(Fiber));
+    if (!block.fibers) block.fibers = (Fiber*)calloc(FIBERS, sizeof(Fiber));
     if (!block.fibers) fail("no host memory is left");
-    for (; block.made < block.count; ++block.made) {
+    for (; block.made < block.count * block.cluster; ++block.made) {
         Fiber& fiber = block.fibers[block.made];
         if (!fiber.stack) {
             // The first pages are a guard.
@@ -244,7 +302,42 @@ inline void make_fibers() {
     }
 }
 
-inline void run_block(bool reverse) {
+inline void make_copies() {
+    size_t bytes = 0;
+    for (const auto& piece : block.shared) bytes += piece.bytes;
+    if (block.cluster == 1 || bytes <= block.copy_bytes && block.copies) return;
+    free(block.copies);
+    block.copy_bytes = bytes;
+    block.copies = (unsigned char*)malloc(CLUSTER * bytes);
+    if (!block.copies) fail("no host memory is left");
+}
+
+// Makes block `rank` of the cluster the running one, and back.
+inline void enter(unsigned rank, Index index) {
+    block.rank = rank;
+    block_index = index;
+    if (block.cluster == 1) return;
+    (Turn&)block = block.turns[rank];
+    const unsigned char* copy = block.copies + rank * block.copy_bytes;
+    for (auto& piece : block.shared) {
+        if (piece.bytes) memcpy(piece.at, copy, piece.bytes);
+        copy += piece.bytes;
+    }
+}
+
+inline void leave() {
+    if (block.cluster == 1) return;
+    block.turns[block.rank] = block;
+    unsigned char* copy = block.copies + block.rank * block.copy_bytes;
+    for (auto& piece : block.shared) {
+        if (piece.bytes) memcpy(copy, piece.at, piece.bytes);
+        copy += piece.bytes;
+    }
+}
+
+inline Fiber* fibers_of_block() { return block.fibers + block.rank * block.count; }
+
+inline void begin_block() {
     for (auto& piece : block.shared) {
         if (piece.bytes) memset(piece.at, 0xff, piece.bytes);
     }
@@ -252,41 +345,72 @@ inline void run_block(bool reverse) {
     const unsigned warps = (block.count + 31) / 32;
     for (unsigned w = 0; w < warps; ++w) {
         const unsigned lanes = block.count - w * 32;
-        block.warps[w] = {lanes < 32 ? (1u << lanes) - 1 : ~0u, 0, nullptr};
+        block.warps[w] = {lanes < 32 ? (1u << lanes) - 1 : ~0u, 0, 0, nullptr};
     }
     for (unsigned i = 0; i < block.count; ++i) {
-        Fiber& fiber = block.fibers[i];
+        Fiber& fiber = fibers_of_block()[i];
         fiber.index = {i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
         fiber.number = i;
-        fiber.done = false;
+        fiber.done = fiber.arrived = false;
         fiber.waits = nullptr;
     }
-    while (block.ended < block.count) {
+}
+
+// Runs the block's threads as far as they can without other blocks. Returns whether any of them could.
+inline bool run_block(bool reverse) {
+    const unsigned warps = (block.count + 31) / 32;
+    Fiber* const fibers = fibers_of_block();
+    for (bool any = false;; any = true) {
         bool moved = false;
-        for (unsigned w = 0; w < warps; ++w) {
+        for (unsigned w = 0; block.ended < block.count && w < warps; ++w) {
             const unsigned warp = reverse ? warps - 1 - w : w;
             do {
                 block.progress = false;
                 for (unsigned l = 0; l < 32; ++l) {
                     const unsigned number = warp * 32 + (reverse ? 31 - l : l);
-                    if (number >= block.count || block.fibers[number].done) continue;
-                    resume(block.fibers[number]);
-                    if (block.fibers[number].done) block.progress = true;
+                    if (number >= block.count || fibers[number].done) continue;
+                    resume(fibers[number]);
+                    if (fibers[number].done) block.progress = true;
                 }
                 moved |= block.progress;
             } while (block.progress);
         }
+        if (!moved) return any;
+    }
+}
+
+// Runs the blocks from `first` on that are a cluster.
+inline void run_cluster(uint64_t first, bool reverse) {
+    const auto index = [&](unsigned rank) -> Index {
+        const uint64_t b = first + rank;
+        return {(unsigned)(b % grid_dim.x), (unsigned)(b / grid_dim.x % grid_dim.y), (unsigned)(b / grid_dim.x / grid_dim.y)};
+    };
+    block.cluster_ended = block.cluster_arrived = 0;
+    for (unsigned rank = 0; rank < block.cluster; ++rank) {
+        block.rank = rank;
+        begin_block();
+        leave();
+    }
+    while (block.cluster_ended < block.count * block.cluster) {
+        bool moved = false;
+        for (unsigned i = 0; i < block.cluster; ++i) {
+            const unsigned rank = reverse ? block.cluster - 1 - i : i;
+            enter(rank, index(rank));
+            moved |= run_block(reverse);
+            leave();
+        }
         if (moved) continue;
-        for (unsigned i = 0; i < block.count; ++i) {
+        for (unsigned i = 0; i < block.count * block.cluster; ++i) {
             if (block.fibers[i].done) continue;
             block.running = &block.fibers[i];
+            block_index = index(i / block.count);
             fail("a thread waits at %s for others that are elsewhere or have ended", block.fibers[i].waits);
         }
     }
 }
 
-// Runs all blocks of a launch. Returns a message if the launch failed.
-inline const char* run_grid(Launch& launch, void (*body)(void*), void* argument) {
+// Runs all blocks of a launch, `cluster` of which are one in x. Returns a message if the launch failed.
+inline const char* run_grid(Launch& launch, unsigned cluster, void (*body)(void*), void* argument) {
     block.running = nullptr;
     block.failed_at = 0;
     block.body = body;
@@ -296,7 +420,7 @@ inline const char* run_grid(Launch& launch, void (*body)(void*), void* argument)
         block.made = 0;
         block.free = block.groups;
         for (Group* group = block.groups; group; group = group->all) group->next = group->all;
-        for (unsigned i = 0; block.fibers && i < THREADS; ++i) block.fibers[i].held = nullptr;
+        for (unsigned i = 0; block.fibers && i < FIBERS && block.fibers[i].stack; ++i) block.fibers[i].held = nullptr;
         launch.failed_at = block.failed_at;
         return block.failure;
     }
@@ -304,21 +428,22 @@ inline const char* run_grid(Launch& launch, void (*body)(void*), void* argument)
     block_dim = {launch.block[0], launch.block[1], launch.block[2]};
     const uint64_t count = (uint64_t)block_dim.x * block_dim.y * block_dim.z;
     if (count > THREADS) fail("a block of %llu threads, more than %u", (unsigned long long)count, THREADS);
+    if (cluster > CLUSTER) fail("a cluster of %u blocks, more than %u", cluster, CLUSTER);
+    if (grid_dim.x % cluster != 0) fail("%u blocks in x, which is no multiple of the %u of a cluster", grid_dim.x, cluster);
     block.count = (unsigned)count;
+    block.cluster = cluster;
     make_fibers();
-    const uint64_t blocks = (uint64_t)grid_dim.x * grid_dim.y * grid_dim.z;
-    for (uint64_t i = 0; i < blocks; ++i) {
-        const uint64_t b = launch.reverse ? blocks - 1 - i : i;
-        block_index = {(unsigned)(b % grid_dim.x), (unsigned)(b / grid_dim.x % grid_dim.y), (unsigned)(b / grid_dim.x / grid_dim.y)};
-        run_block(launch.reverse);
-    }
+    make_copies();
+    const uint64_t clusters = (uint64_t)grid_dim.x * grid_dim.y * grid_dim.z / cluster;
+    for (uint64_t i = 0; i < clusters; ++i) run_cluster((launch.reverse ? clusters - 1 - i : i) * cluster, launch.reverse);
     return nullptr;
 }
 
 // Gives back what launches took.
 inline void end() {
-    for (unsigned i = 0; block.fibers && i < THREADS && block.fibers[i].stack; ++i) munmap(block.fibers[i].stack - GUARD, GUARD + STACK);
+    for (unsigned i = 0; block.fibers && i < FIBERS && block.fibers[i].stack; ++i) munmap(block.fibers[i].stack - GUARD, GUARD + STACK);
     free(block.fibers);
+    free(block.copies);
     while (Group* group = block.groups) {
         block.groups = group->all;
         free(group);
@@ -326,8 +451,8 @@ inline void end() {
     block = {};
 }
 
-template <class F> const char* run_grid(Launch& launch, F& body) {
-    return run_grid(launch, [](void* f) { (*(F*)f)(); }, &body);
+template <class F> const char* run_grid(Launch& launch, F& body, unsigned cluster = 1) {
+    return run_grid(launch, cluster, [](void* f) { (*(F*)f)(); }, &body);
 }
 
 }  // namespace emulator

@@ -17,13 +17,14 @@ pub(crate) const HEADERS: &str = "../include";
 const TABLE: &str = "emulated_kernels";
 /// The most parameters of a kernel, as the header has it.
 const PARAMS: usize = 64;
-/// Bytes of a kernel's record: two addresses, the threads, the number of parameters, and those.
-const RECORD: usize = (24 + PARAMS * 8_usize).next_multiple_of(64);
+/// Bytes of a kernel's record: two addresses, the threads, the cluster, the number of parameters,
+/// and those.
+const RECORD: usize = (28 + PARAMS * 8_usize).next_multiple_of(64);
 /// Bytes of shared memory that a launch can ask for, and their alignment.
 const DYNAMIC: (u32, u32) = (227 << 10, 1024);
 
 /// Names of what the emulator has not, and how to say so.
-const ABSENT: [(&[&str], &str); 9] = [
+const ABSENT: [(&[&str], &str); 8] = [
     (&["asm", "__asm__", "__asm"], "inline PTX"),
     (&["wmma", "nvcuda"], "tensor cores"),
     (&["cooperative_groups"], "cooperative groups"),
@@ -45,7 +46,6 @@ const ABSENT: [(&[&str], &str); 9] = [
     ),
     (&["__half", "__half2"], "arithmetic of halves"),
     (&["__nv_bfloat16", "__nv_bfloat162"], "arithmetic of bfloat16"),
-    (&["__cluster_dims__", "__cluster_size__"], "clusters of blocks"),
     (&["__managed__"], "managed variables"),
     (
         &["malloc", "free", "cudaMalloc", "cudaFree", "cudaLaunchKernel"],
@@ -145,14 +145,15 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
         let kernel = kernel(&all, i).ok_or_else(|| {
             at(marker, "the emulator does not understand this __global__ function")
         })?;
-        let Some(Found { name, threads, end }) = kernel else { continue };
+        let Some(Found { name, threads, cluster, end }) = kernel else { continue };
         out.push_str(&text[copied..end]);
         copied = end;
         let _ = write!(
             out,
             " static const emulator::Kernel __attribute__((section(\"{TABLE}\"), used)) \
              emulated_kernel_{count} = {{(void (*)()){name}, emulator::Of<{name}>::call, \
-             (unsigned)({threads}), emulator::Of<{name}>::params}};"
+             (unsigned)({threads}), emulator::Cluster<{cluster}>::blocks, \
+             emulator::Of<{name}>::params}};"
         );
         count += 1;
     }
@@ -160,12 +161,14 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
         return Err("no __global__ function is defined".to_owned());
     }
     out.push_str(&text[copied..]);
+    let own = "extern \"C\" __attribute__((visibility(\"hidden\"), no_sanitize(\"thread\", \"undefined\")))";
+    let table = format!("__start_{TABLE}");
     let _ = write!(
         out,
-        "\nextern \"C\" const emulator::Kernel __start_{TABLE}[];\n\
-         extern \"C\" __attribute__((visibility(\"hidden\"), no_sanitize(\"thread\", \"undefined\"))) \
-         void emulator_call(unsigned index, const unsigned char* words) {{ \
-         __start_{TABLE}[index].call(words); }}\n"
+        "\nextern \"C\" const emulator::Kernel {table}[];\n\
+         {own} void emulator_call(unsigned index, const unsigned char* words) {{ \
+         {table}[index].call(words); }}\n\
+         {own} unsigned emulator_cluster(unsigned index) {{ return {table}[index].cluster; }}\n"
     );
     Ok(out)
 }
@@ -203,10 +206,12 @@ fn joined(words: &[Token<'_>]) -> String {
     text
 }
 
-/// A kernel that exists: its name, the expression of its bound, and the end of its definition.
+/// A kernel that exists: its name, the expressions of its bound and of its cluster, and the end of
+/// its definition.
 struct Found {
     name: String,
     threads: String,
+    cluster: String,
     end: usize,
 }
 
@@ -223,7 +228,7 @@ fn kernel(all: &[Token<'_>], marker: usize) -> Option<Option<Found>> {
     let instance = template.is_some() && behind(1) != Some("<");
 
     let mut i = marker;
-    let mut threads = "0".to_owned();
+    let (mut threads, mut cluster) = ("0".to_owned(), String::new());
     // The parameters follow a name; other parentheses belong to an attribute.
     let (name_from, open) = loop {
         i += 1;
@@ -232,13 +237,16 @@ fn kernel(all: &[Token<'_>], marker: usize) -> Option<Option<Found>> {
             ";" | "{" | "}" => return None,
             "alignas" | "decltype" => i = closing(all, i + 1)?,
             "__attribute__" => {
-                // The bound is inside.
+                // They are inside.
                 let close = closing(all, i + 1)?;
-                if let Some(bound) = all[i..close].iter().position(|t| t.text == "emulated_threads")
-                {
-                    let from = i + bound + 1;
-                    let to = closing(all, from)?;
-                    threads = joined(&all[from + 1..to]);
+                let inside =
+                    [("emulated_threads", &mut threads), ("emulated_cluster", &mut cluster)];
+                for (word, expression) in inside {
+                    if let Some(at) = all[i..close].iter().position(|t| t.text == word) {
+                        let from = i + at + 1;
+                        let to = closing(all, from)?;
+                        *expression = joined(&all[from + 1..to]);
+                    }
                 }
                 i = close;
             }
@@ -288,7 +296,7 @@ fn kernel(all: &[Token<'_>], marker: usize) -> Option<Option<Found>> {
         return Some(None);
     }
     let name = joined(&all[name_from..open]);
-    Some(Some(Found { name, threads, end: all[end].end() }))
+    Some(Some(Found { name, threads, cluster, end: all[end].end() }))
 }
 
 /// The dynamic shared memory, as a text of the assembler, under all names that an object file gives
@@ -317,9 +325,9 @@ pub(crate) fn kernels(image: &[u8]) -> Result<Vec<Kernel>, String> {
             let word = |at: usize| {
                 record.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
             };
-            let count = word(20).filter(|&n| n as usize <= PARAMS).ok_or_else(strange)?;
+            let count = word(24).filter(|&n| n as usize <= PARAMS).ok_or_else(strange)?;
             let params = (0..count as usize).map(|i| {
-                let (offset, size) = (word(24 + i * 8)?, word(28 + i * 8)?);
+                let (offset, size) = (word(28 + i * 8)?, word(32 + i * 8)?);
                 Some(Param { offset, size: size & (u32::MAX >> 1), pointer: size >> 31 != 0 })
             });
             Ok(Kernel {

@@ -18,9 +18,12 @@
 //! * A missing barrier gives other results in one of the two orders of blocks and threads.
 //!
 //! # What it cannot show
-//! The speed, the memory order and the compiler of a GPU. Blocks follow each other: a block that
-//! waits for a later one waits for ever. Products and sums are not fused, and functions of
-//! mathematics are the host's, so last bits may differ.
+//! The speed, the memory order and the compiler of a GPU. Clusters of blocks follow each other: a
+//! block that waits for one of a later cluster waits for ever. In a cluster, races in another
+//! block's shared memory are not looked for. Clusters have blocks in x alone.
+//!
+//! Products and sums are not fused, and functions of mathematics are the host's, so last bits may
+//! differ.
 //!
 //! Fibers switch stacks, which AddressSanitizer does not support. `LEASEHOLD_NO_EMULATION` in the
 //! environment switches the emulator off.

@@ -90,7 +90,7 @@ fn a_sum_of_two_vectors() {
 fn a_reduction_with_shared_memory_and_shuffles_as_a_template() {
     let Some(emulator) = kinds() else { return };
     let names: Vec<_> = emulator.program().kernels().iter().map(|k| k.name.as_str()).collect();
-    assert_eq!(names.len(), 8);
+    assert_eq!(names.len(), 10);
     let ints = names.iter().find(|n| n.starts_with("_Z6reduceIiLi256E")).unwrap();
     let doubles = names.iter().find(|n| n.starts_with("_Z6reduceIdLi128E")).unwrap();
     let x: Vec<i32> = (0..5000).collect();
@@ -297,6 +297,64 @@ extern \"C\" __global__ void early(int* x) { if (threadIdx.x >= 40) return; __sy
 }
 
 #[test]
+fn blocks_of_a_cluster_access_each_others_shared_memory() {
+    let Some(emulator) = kinds() else { return };
+    let x: Vec<i32> = (0..12 * 64).map(|i| i * i % 1009).collect();
+    let run = |emulator: &Emulator, blocks: u32, reverse| {
+        let (mut y, mut sums) = (vec![0; x.len()], [0; 3]);
+        On(emulator, "cluster", [blocks, 1, 1], [64, 1, 1])
+            .run(&[operand(&mut y), operand(&mut sums), read(&x)], &[], reverse)
+            .map(|()| (y, sums.to_vec()))
+    };
+    let wanted = (0..12 * 64).map(|i| {
+        let (block, thread) = (i / 64, i % 64);
+        x[(block / 4 * 4 + (block + 1) % 4) * 64 + 63 - thread]
+    });
+    let sums = x.chunks(4 * 64).map(|of_cluster| of_cluster.iter().sum());
+    let wanted = (wanted.collect::<Vec<i32>>(), sums.collect::<Vec<i32>>());
+    for reverse in [false, true] {
+        assert_eq!(run(&emulator, 12, reverse).unwrap(), wanted);
+        let why = run(&emulator, 6, reverse).unwrap_err();
+        assert!(why.contains("6 blocks in x, which is no multiple of the 4 of a cluster"), "{why}");
+        let mut turns = [7];
+        On(&emulator, "turns", [2, 1, 1], [40, 1, 1])
+            .run(&[operand(&mut turns)], &[], reverse)
+            .unwrap();
+        assert_eq!(turns, [8]);
+    }
+    let without = kinds_with(&["-D", "CLUSTER_BARRIER=((void)0)"]).unwrap();
+    for reverse in [false, true] {
+        assert!(run(&without, 12, reverse).unwrap_err().contains("race: "));
+        let turns = On(&without, "turns", [2, 1, 1], [40, 1, 1]);
+        assert!(turns.run(&[operand(&mut [7])], &[], reverse).unwrap_err().contains("race: "));
+    }
+}
+
+#[test]
+fn mistakes_with_a_clusters_barrier_are_told() {
+    for (body, want) in [
+        ("if (threadIdx.x < 32) BARRIER; else __syncthreads();", "waits at __"),
+        ("__cluster_barrier_wait();", "a wait at the cluster's barrier without an arrival"),
+        ("__cluster_barrier_arrive(); BARRIER;", "a second arrival at the cluster's barrier"),
+        (
+            "__shared__ int x; __cluster_map_shared_rank(&x, 2);",
+            "the shared memory of block 2 of a cluster of 2",
+        ),
+        ("int x; __cluster_map_shared_rank(&x, 1);", "not in the block's shared memory"),
+    ] {
+        let text = format!(
+            "#define BARRIER (__cluster_barrier_arrive(), __cluster_barrier_wait())
+             extern \"C\" __global__ void __cluster_dims__(2) f() {{ {body} }}"
+        );
+        let Some(emulator) = compile(&text) else { return };
+        for reverse in [false, true] {
+            let why = On(&emulator, "f", [2, 1, 1], [64, 1, 1]).run(&[], &[], reverse).unwrap_err();
+            assert!(why.contains(want), "{body}: {why}");
+        }
+    }
+}
+
+#[test]
 fn a_barrier_that_some_threads_never_reach_is_told() {
     let text = "extern \"C\" __global__ void f() {
     if (threadIdx.x < 32) __syncthreads();
@@ -334,6 +392,10 @@ fn errors_have_the_lines_of_the_source() {
             "k.cu:2: error: not emulated: launches",
         ),
         ("__global__ void f() { free(malloc(1)); }", "not emulated: allocations"),
+        (
+            "__global__ void __cluster_dims__(2, 2, 1) f() {}",
+            "not emulated: clusters of blocks in y or z",
+        ),
         ("#include <nothing.h>", "nothing.h: No such file"),
     ] {
         match compile_with(text, &[]) {

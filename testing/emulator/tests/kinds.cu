@@ -127,3 +127,29 @@ extern "C" __global__ void all(float4* v, float* f, int* i, unsigned long long* 
     dim3 d(2, 3);
     i[6] = (int)(d.x * d.y * d.z) + __float2int_rz(-1.9f) + (int)__brev(1u << 31);
 }
+
+// ---- A cluster of blocks, which read and write each other's shared memory
+
+#ifndef CLUSTER_BARRIER
+#define CLUSTER_BARRIER __cluster_barrier_arrive(), __cluster_barrier_wait()
+#endif
+
+extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(64) cluster(int* out, int* sums, const int* in) {
+    __shared__ int own[64];
+    __shared__ int sum;
+    const unsigned t = threadIdx.x, rank = __clusterRelativeBlockRank(), size = __clusterSizeInBlocks();
+    own[t] = in[blockIdx.x * 64 + t];
+    if (t == 0) sum = 0;
+    CLUSTER_BARRIER;
+    out[blockIdx.x * 64 + t] = ((int*)__cluster_map_shared_rank(own, (rank + 1) % size))[63 - t];
+    atomicAdd((int*)__cluster_map_shared_rank(&sum, 0), own[t]);
+    CLUSTER_BARRIER;
+    if (rank == 0 && t == 0) sums[blockIdx.x / size] = sum;
+}
+
+// The last block writes what all have read.
+extern "C" __global__ void __cluster_dims__(2) turns(int* x) {
+    const int before = x[0];
+    CLUSTER_BARRIER;
+    if (__clusterRelativeBlockRank() == 1 && threadIdx.x == 0) x[0] = before + 1;
+}

@@ -339,6 +339,43 @@ fn any_words_are_a_record() {
     random_rows(&[1, 40, 300], 5, 24, true);
 }
 
+/// Words are equal to the bit, also those of sums that another order could round otherwise.
+#[test]
+fn a_cluster_of_blocks_finds_what_one_block_finds() {
+    if super::emulated::cuda().is_none() {
+        return;
+    }
+    let (cluster, block) = (Level::Cuda("cuda/sm_90"), Level::Cuda("cuda"));
+    let mut dice = Dice(11);
+    for (n, corrupt) in [(16_384, false), (16_385, true), (20_011, false), (33_001, false)] {
+        for i in 0..3 {
+            let rows = dice.rows(2, n, corrupt);
+            let words = |level| step(level, &rows, i, [3, 2]);
+            assert_eq!(words(cluster), words(block), "{rows:?}");
+        }
+        // The first of equal ones, wherever they lie among the blocks.
+        let mut values = vec![f32::NAN; n];
+        for places in [&[][..], &[n - 1], &[n / 2, n - 1], &[n / 3, n / 2], &[0, n / 8]] {
+            places.iter().for_each(|&i| values[i] = -2.5);
+            let wanted = values.iter().position(|v| *v == -2.5).map_or(-1, |i| i as i32);
+            for x in [DType::F32, DType::Bf16, DType::F16] {
+                let mut input = Tensor::new(x, &values);
+                let p = RowParams {
+                    rows: 1,
+                    n: n as u32,
+                    ldx: n as u32,
+                    x: x as u32,
+                    ..Default::default()
+                };
+                let mut ids = [-9, -9];
+                run(cluster, "argmax", &p, &[input.bind(), bind(&mut ids[..1])]);
+                run(block, "argmax", &p, &[input.bind(), bind(&mut ids[1..])]);
+                assert_eq!(ids, [wanted; 2], "{n} elements of {x:?}, {places:?}");
+            }
+        }
+    }
+}
+
 /// A model of one cut at a time, with the ids that are left.
 #[test]
 fn each_cut_leaves_what_it_says() {
@@ -530,7 +567,7 @@ fn samples_follow_the_distribution() {
 /// Covers every part of the logits that a warp of the CUDA kernel processes.
 #[test]
 fn every_level_draws_the_same_token() {
-    for n in [5, 300, 1000, 5000] {
+    for n in [5, 300, 1000, 5000, 20_000] {
         let logits: Vec<f32> = noise(n, 4).iter().map(|v| (v * 30.0).round() / 10.0).collect();
         for top_k in [0, 40] {
             let p = Sampling { top_k, temperature: 2.0, seed: 9, ..Sampling::default() };

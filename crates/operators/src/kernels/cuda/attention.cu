@@ -793,9 +793,9 @@ INLINE void decode(const AttentionParams& p, const DecodeRow& row, const float* 
     if (t == 0) *s.counter = 0;
 }
 
-DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
-                             void* value_cache, const void* position, void* output, void* scratch, const void* limits,
-                             AttentionParams p) {
+INLINE void decode_rows(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
+                        void* value_cache, const void* position, void* output, void* scratch, const void* limits,
+                        const AttentionParams& p) {
     let_next_start();
     __shared__ DecodePlace place;
     const Share share = share_of(p);
@@ -849,4 +849,19 @@ DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, con
     if (threadIdx.x == 0) place.split.at = at;
     const float* angles = (const float*)table + (u64)at * p.rotary;
     with_type(p.cache, [&](auto type) { decode<decltype(type)>(p, row, angles, output, at, place); });
+}
+
+DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
+                             void* value_cache, const void* position, void* output, void* scratch, const void* limits,
+                             AttentionParams p) {
+    decode_rows(queries, keys, values, table, key_cache, value_cache, position, output, scratch, limits, p);
+}
+
+// The same for bf16 alone. A step is short, and waits for the instructions of other types that it
+// jumps over.
+DENSE_KERNEL(256, 2) decode_attention_bf16(const void* queries, const void* keys, const void* values, const void* table,
+                                  void* key_cache, void* value_cache, const void* position, void* output, void* scratch,
+                                  const void* limits, AttentionParams p) {
+    p.x = p.cache = BF16;
+    decode_rows(queries, keys, values, table, key_cache, value_cache, position, output, scratch, limits, p);
 }

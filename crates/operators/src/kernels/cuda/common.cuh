@@ -158,6 +158,8 @@ struct LogProbabilities {
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // At least `blocks` of which run on a processor at a time.
 #define DENSE_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+// In clusters of `blocks`, from compute capability 9.0 on.
+#define CLUSTER_KERNEL(threads, blocks) KERNEL(threads) __cluster_dims__(blocks, 1, 1)
 #define INLINE static __device__ __forceinline__
 
 static constexpr u32 WARP = 32;
@@ -351,8 +353,10 @@ template <class T, int N> INLINE void store(void* base, u64 at, const float (&v)
     }
 }
 
-// Like the above, for a type that a parameter names: 0 for f32, 1 for bf16, 2 for f16. All threads
-// take the same branch.
+// The number of a type in parameters: 0 for f32, this one for bf16, 2 for f16.
+static constexpr u32 BF16 = 1;
+
+// Like the above, for a type that a parameter names. All threads take the same branch.
 template <int N> INLINE void load(u32 dtype, const void* base, u64 at, float (&v)[N]) {
     if (dtype == 0) load<F32, N>(base, at, v);
     else if (dtype == 1) load<Bf16, N>(base, at, v);

@@ -19,11 +19,13 @@
 //! This module must not know the driver.
 
 use super::blocks::{
-    Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, from_bytes, heads_down, kernel_list, width,
+    Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, draw, from_bytes, heads_down, kernel_list, row_of,
+    width,
 };
-use super::cpu::attention::{Attention, AttentionParams};
+use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
 use super::cpu::elem::DType;
 use super::cpu::linear::{self, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
+use super::cpu::sampling::{Argmax, NextToken, NextTokenParams, RowParams};
 use super::cpu::tile::{Kernel, KernelSpec, Params, Refusal};
 use leasehold::kernel::{Cubin, Grid, KernelSource};
 use std::borrow::Cow;
@@ -123,7 +125,7 @@ impl CudaSpec {
         KERNELS.iter().find(|spec| spec.name == name)
     }
 
-    /// Every kernel, those for tensor cores too.
+    /// Every kernel, those for some devices too.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         KERNELS.iter().chain(TENSOR_KERNELS)
     }
@@ -178,7 +180,8 @@ pub const CUDA: &str = "cuda";
 /// first of each generation, of which the list of a device's names has its own.
 const GENERATIONS: &[&str] =
     &["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
-/// The architecture name of the devices whose warpgroups multiply.
+/// The architecture name of the devices whose warpgroups multiply, and where a cluster of blocks
+/// shares a row.
 const HOPPER: &[&str] = &["cuda/sm_90"];
 
 /// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`], and
@@ -194,11 +197,59 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_QUERIES, TILE_THREADS),
     },
+    CudaSpec {
+        name: DecodeAttention::NAME,
+        entry: "decode_attention_bf16",
+        module: &ATTENTION,
+        archs: GENERATIONS,
+        takes: |params| {
+            let bf16 = |p: AttentionParams| [p.x, p.cache] == [DType::Bf16 as u32; 2];
+            AttentionParams::from_bytes(params).is_some_and(bf16)
+        },
+        geometry: |params| DecodeAttention::cuda(&from_bytes(params)?),
+    },
     product_tiles::<Linear, 1>("linear_tiles"),
     product_tiles::<LinearAdd, 1>("linear_add_tiles"),
     product_tiles::<Linear3, 1>("linear3_tiles"),
     product_tiles::<LinearGated, 2>("linear_gated_tiles"),
+    CudaSpec {
+        name: NextToken::NAME,
+        entry: "next_token_cluster",
+        module: &SAMPLING,
+        archs: HOPPER,
+        takes: |params| {
+            NextTokenParams::from_bytes(params).is_some_and(|p| for_clusters(p.rows, p.n))
+        },
+        geometry: |params| Ok(clusters(draw(&from_bytes(params)?)?)),
+    },
+    CudaSpec {
+        name: Argmax::NAME,
+        entry: "argmax_cluster",
+        module: &SAMPLING,
+        archs: HOPPER,
+        takes: |params| RowParams::from_bytes(params).is_some_and(|p| for_clusters(p.rows, p.n)),
+        geometry: |params| Ok(clusters(row_of(&from_bytes(params)?)?)),
+    },
 ];
+
+/// Blocks of a cluster (`BLOCKS` in the source).
+const CLUSTER: u32 = 8;
+/// Threads of a block of a cluster.
+pub(super) const CLUSTER_THREADS: u32 = 512;
+/// The fewest elements of a row, and the most rows, for which clusters are faster than blocks. More
+/// clusters than twice as many rows do not run at a time.
+const CLUSTER_ROW: u32 = 16_384;
+const CLUSTER_ROWS: u32 = 16;
+
+/// Whether clusters take rows of sampling, and are faster.
+fn for_clusters(rows: u32, n: u32) -> bool {
+    rows <= CLUSTER_ROWS && n >= CLUSTER_ROW
+}
+
+/// The geometry with a cluster for each block of another one.
+fn clusters(Grid { blocks: [rows, ..], .. }: Grid) -> Grid {
+    Grid::new([rows * CLUSTER, 1, 1]).threads([CLUSTER_THREADS, 1, 1])
+}
 
 /// Threads of a block on tensor cores (`THREADS` in the source).
 pub(super) const TILE_THREADS: u32 = 128;

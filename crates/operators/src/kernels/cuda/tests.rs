@@ -2,7 +2,7 @@
 
 use super::super::blocks::{DRAW_THREADS, THREADS, WARP};
 use super::super::cpu;
-use super::super::cpu::sampling::NextTokenParams;
+use super::super::cpu::sampling::{NextTokenParams, RowParams};
 use super::*;
 
 /// The entry's parameters: the operands' pointers, then one parameter structure and the word of
@@ -10,7 +10,7 @@ use super::*;
 #[test]
 fn every_cpu_kernel_has_an_entry_with_its_signature() {
     assert_eq!(KERNELS.len(), cpu::KERNELS.len());
-    for cuda in CudaSpec::all().filter(|cuda| !cuda.module.ptx.is_empty()) {
+    for cuda in CudaSpec::all().filter(|cuda| cuda.archs != HOPPER) {
         let find = |k: &&cpu::tile::KernelSpec| k.name == cuda.name;
         let spec = cpu::KERNELS.iter().find(find).unwrap_or_else(|| panic!("no {}", cuda.name));
         let (entry, word) = (cuda.entry, usize::from(cuda.early_reads(spec) != 0));
@@ -44,16 +44,17 @@ fn every_cpu_kernel_has_an_entry_with_its_signature() {
 fn every_kernel_has_machine_code_for_each_architecture() {
     for cuda in KERNELS.iter().chain(TENSOR_KERNELS) {
         let section = format!("\0.text.{}\0", cuda.entry);
-        let of: Vec<_> = cuda.module.cubins.iter().map(Cubin::compute_capability).collect();
-        let all = [(8, 0), (9, 0), (10, 0), (12, 0)];
-        assert_eq!(of, if cuda.archs == HOPPER { &all[1..2] } else { &all[..] });
-        for cubin in cuda.module.cubins {
+        let has = |cubin: &&Cubin<'_>| {
             let (major, minor) = cubin.compute_capability();
             assert!(cubin.image().starts_with(b"\x7fELF"));
             assert_eq!(u32::from(cubin.image()[49]), major * 10 + minor, "{cubin:?}");
-            let mut names = cubin.image().windows(section.len());
-            assert!(names.any(|bytes| bytes == section.as_bytes()), "{} {cubin:?}", cuda.entry);
-        }
+            cubin.image().windows(section.len()).any(|bytes| bytes == section.as_bytes())
+        };
+        let of: Vec<_> =
+            cuda.module.cubins.iter().filter(has).map(Cubin::compute_capability).collect();
+        let all = [(8, 0), (9, 0), (10, 0), (12, 0)];
+        let wanted = if cuda.archs == HOPPER { &all[1..2] } else { &all[..] };
+        assert_eq!(of, wanted, "{}", cuda.entry);
     }
 }
 
@@ -168,4 +169,23 @@ fn tensor_cores_take_some_attention() {
         refusal.contains("kernel next_token on CUDA") && refusal.contains("logits"),
         "{refusal}"
     );
+}
+
+#[test]
+fn clusters_take_a_few_long_rows() {
+    let next = tensor_kernel("next_token_cluster");
+    let p = NextTokenParams { rows: 3, n: 16_384, ..Default::default() };
+    let grid = Grid::new([24, 1, 1]).threads([512, 1, 1]);
+    assert!(next.takes(p.as_bytes()));
+    assert_eq!(next.geometry(p.as_bytes()), Ok(grid));
+    for other in [NextTokenParams { n: 16_383, ..p }, NextTokenParams { rows: 17, ..p }] {
+        assert!(!next.takes(other.as_bytes()), "{other:?}");
+    }
+    let refusal = next.geometry(NextTokenParams { n: u32::MAX, ..p }.as_bytes()).unwrap_err();
+    assert!(refusal.contains("kernel next_token_cluster on CUDA"), "{refusal}");
+    let argmax = tensor_kernel("argmax_cluster");
+    let p = RowParams { rows: 3, n: 16_384, ..Default::default() };
+    assert!(argmax.takes(p.as_bytes()));
+    assert_eq!(argmax.geometry(p.as_bytes()), Ok(grid));
+    assert!(!argmax.takes(RowParams { n: 16_383, ..p }.as_bytes()));
 }
