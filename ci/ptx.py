@@ -44,7 +44,7 @@ OPTIONS = [
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources. A tensor.cuh follows it in front
-# of those that need a later architecture.
+# of those that need a later architecture, and a bulk.cuh in front of those for one architecture alone.
 FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("crates/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
@@ -105,8 +105,8 @@ def normalised(text):
 
 
 def source_of(path):
-    common, tensor = path.parent / "common.cuh", path.parent / "tensor.cuh"
-    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [path]
+    common, tensor, bulk = (path.parent / f"{name}.cuh" for name in ("common", "tensor", "bulk"))
+    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [bulk] * (path.name in ALONE) + [path]
     return "\n".join(f'#line 1 "{file.name}"\n{file.read_text()}' for file in files)
 
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
+//! | `bulk.cuh` | flags and copies of Hopper devices; prepended to the files for these alone |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `leasehold-kernels-cuda` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
@@ -32,6 +33,8 @@ use std::borrow::Cow;
 pub const COMMON: &str = include_str!("common.cuh");
 /// Text that follows [`COMMON`] in the modules of [`TENSOR_KERNELS`].
 pub const TENSOR: &str = include_str!("tensor.cuh");
+/// Text that follows [`TENSOR`] in the modules for Hopper devices.
+pub const BULK: &str = include_str!("bulk.cuh");
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
