@@ -90,6 +90,8 @@ modules! {
     ATTENTION = attention for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Matrix products of several rows on tensor cores, for devices from compute capability 8.0 on.
     LINEAR_TILES = linear_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
+    /// Matrix products of one long row, for devices of compute capability 9.0.
+    LINEAR_ROW = linear_row for SM_90 (9, 0);
     /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
     ATTENTION_TILES = attention_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention of many rows by products of warpgroups, for devices of compute capability 9.0.
@@ -151,7 +153,7 @@ impl CudaSpec {
     /// operand `i`: the weights of a product on tensor cores (`has` in the source).
     #[must_use]
     pub fn early_reads(&self, spec: &KernelSpec) -> u32 {
-        if !std::ptr::eq(self.module, &LINEAR_TILES) {
+        if ![&LINEAR_TILES, &LINEAR_ROW].iter().any(|&m| std::ptr::eq(self.module, m)) {
             return 0;
         }
         let weights = spec.operands.iter().enumerate().filter(|(_, o)| o.name.contains("weight"));
@@ -197,6 +199,10 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_QUERIES, TILE_THREADS),
     },
+    product_row::<Linear, 1>("linear_row"),
+    product_row::<LinearAdd, 1>("linear_add_row"),
+    product_row::<Linear3, 1>("linear3_row"),
+    product_row::<LinearGated, 2>("linear_gated_row"),
     product_tiles::<Linear, 1>("linear_tiles"),
     product_tiles::<LinearAdd, 1>("linear_add_tiles"),
     product_tiles::<Linear3, 1>("linear3_tiles"),
@@ -306,6 +312,40 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     }
     let grid = [p.m.div_ceil(side), blocks as u32, 1];
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
+}
+
+/// The most sums of a block of [`product_row`] (`SUMS` in the source).
+const ROW_SUMS: u32 = 1024;
+/// The blocks of [`product_row`]: one for each processor of the largest devices.
+const ROW_BLOCKS: u32 = 132;
+
+/// The product `K` of one long row, whose weights pass through shared memory. An output has
+/// `MATRICES` rows of weights.
+const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
+    entry: &'static str,
+) -> CudaSpec {
+    CudaSpec {
+        name: K::NAME,
+        entry,
+        module: &LINEAR_ROW,
+        archs: HOPPER,
+        takes: |params| {
+            LinearParams::from_bytes(params).is_some_and(|p| {
+                p.m == 1 && p.x == p.w && is_half(p.x) && p.k.is_multiple_of(8) && (2048..=16384).contains(&p.k)
+            })
+        },
+        geometry: |params| {
+            let p: LinearParams = from_bytes(params)?;
+            p.n.iter().try_for_each(|&n| width(n.into()))?;
+            let total: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
+            width(total)?;
+            let few = ROW_BLOCKS * std::env::var("LH_BLOCKS").map_or(1, |v| v.parse().unwrap());
+            let blocks = total.div_ceil((ROW_SUMS / MATRICES).into()).max(total.min(few.into()));
+            let pieces: u32 = std::env::var("LH_PIECES").map_or(6, |v| v.parse().unwrap());
+            let shared = 8 * pieces * (2048 + 8) + 32 + 4 * ROW_SUMS + 4 * p.k;
+            Ok(Grid::new([blocks as u32, 1, 1]).threads([WARP, THREADS / WARP, 1]).shared(shared))
+        },
+    }
 }
 
 /// Whether products on tensor cores take these parameters.
