@@ -1,40 +1,52 @@
 // Matrix products of one long row on Hopper devices: the same functions as `linear`, `linear_add`,
-// `linear3` and `linear_gated`, for x and weights of one of the types bf16 and f16, and rows of a
-// multiple of eight elements. Sums are f32.
+// `linear3` and `linear_gated`, for x, norm and weights of bf16, and rows of a multiple of eight
+// elements. Sums are f32.
 //
-// A warp has rows of weights of its own, and a ring of pieces of them in shared memory. It copies the
-// next pieces there while it multiplies those that have arrived. A launch that may read the weights
-// early fills the rings before it waits for x, so the memory works while the kernels in front end.
-// All of x is in shared memory, in f32. A norm multiplies x by its weight there, and its factor
-// multiplies the finished sums.
+// The weights pass through shared memory. One warp of a block copies pieces of them to a ring there, and
+// the others multiply what has arrived. A launch that may read the weights early fills the ring before
+// it waits for x. So the memory works while the kernels in front end, and no registers are needed for
+// that: a block of the next kernel has room beside one of this.
 //
-// A block with few rows divides each row's pieces among its warps. Sums have one order in both cases.
+// The products are those of tensor cores, whose fragment of 16 rows has the row x in its first one. A
+// norm multiplies x by its weight, in f32. The fragment's second row has what the first one lost by
+// rounding. The norm's factor multiplies the finished sums.
+//
+// A block has consecutive rows of weights, eight of them at a time. A warp has an eighth of a piece's
+// columns.
 
 static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
-// Threads of a block, and its warps.
-static constexpr u32 THREADS = 256;
-static constexpr u32 WARPS = THREADS / WARP;
-// Columns of a piece of one row, and the pieces of a warp's ring. A gated product has pieces of half as
-// many columns, of two rows.
+// Warps of a block that multiply. One more copies.
+static constexpr u32 WARPS = 8;
+static constexpr u32 THREADS = WARPS * WARP;
+// Rows of weights of a group, in each matrix of a gated product.
+static constexpr u32 ROWS = 8;
+// Columns of a piece of a group, and the pieces of the ring. A gated product has half as many columns.
 static constexpr u32 PIECE = 1024;
-static constexpr u32 PIECES = 6;
-// The most rows of weights of a block whose pieces are divided among its warps.
-static constexpr u32 DIVIDED = 64;
-// The most sums of a block.
-static constexpr u32 SUMS = 1024;
+static constexpr u32 PIECES = 5;
+// Elements behind a row of a piece, which keep rows in different banks.
+static constexpr u32 PAD = 8;
+// Columns that a warp multiplies at a time.
+static constexpr u32 CHUNK = 32;
 // Bytes of a line of the L2 cache.
 static constexpr u32 LINE = 128;
 
-// A block's shared memory. x is behind it: the first four of each eight columns, then the others.
+// A block's shared memory. Two rows of x are behind it, in the order of `word_of`.
 struct Shared {
-    u16 ring[WARPS][PIECES][PIECE];
-    u64 flags[WARPS][PIECES];
+    u16 ring[PIECES][ROWS * (PIECE + 2 * PAD)];
+    u64 full[PIECES];
+    u64 free[PIECES];
     float squares[WARPS];
-    float sums[SUMS];
+    float sums[2][WARPS][2 * ROWS];
 };
 static_assert(sizeof(Shared) % 16 == 0, "x is aligned");
+
+// Words from one row of x to the next.
+INLINE u32 width(const LinearParams& p) { return (p.k - 1) / CHUNK * (CHUNK / 2) + CHUNK / 2; }
+
+// The place of a pair of columns: a lane's four pairs of a chunk are together.
+INLINE u32 word_of(u32 pair) { return pair / 16 * 16 + pair % 4 * 4 + pair % 16 / 4; }
 
 // The matrix of row `index` of all, and the row's number in it.
 template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u32& index) {
@@ -53,145 +65,118 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
     return o;
 }
 
-// A warp's place among the pieces of a block's rows.
-struct Place {
-    u32 row;
-    u32 piece;
-};
-
-template <class W, int G, int MATRICES, Finish HOW>
-INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
-                    u8* memory) {
-    constexpr u32 COLUMNS = PIECE / G;
-    Shared& shared = *(Shared*)memory;
-    float* const x_values = (float*)(memory + sizeof(Shared));
-    const u32 thread = thread_index(), lane = thread % WARP, warp = thread / WARP;
-    u32 total = 0;
-#pragma unroll
-    for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
-    const u32 begin = (u32)((u64)blockIdx.x * total / gridDim.x), end = (u32)((u64)(blockIdx.x + 1) * total / gridDim.x);
-    const u32 rows = end - begin, pieces = (p.k - 1) / COLUMNS + 1;
-    const u32 most = (total - 1) / gridDim.x + 1;
-    const bool divided = most <= DIVIDED && most * pieces * G <= SUMS;
-    // From a place to the warp's next one.
-    const u32 rows_on = divided ? WARPS / pieces : 0, pieces_on = divided ? WARPS % pieces : 1, wrap = divided ? 1 : WARPS;
-    auto go_on = [&](Place& at) {
-        at.row += rows_on;
-        at.piece += pieces_on;
-        if (at.piece >= pieces) {
-            at.piece -= pieces;
-            at.row += wrap;
-        }
-    };
-    const Place first = divided ? Place{warp / pieces, warp % pieces} : Place{warp, 0};
-
-    // The first lane copies.
-    Place later = first;
-    u32 slot = 0;
-    auto copy = [&] {
-        if (lane == 0 && later.row < rows) {
-            u32 n = begin + later.row;
-            const Output<G> o = find(outputs, n);
-            const u32 from = later.piece * COLUMNS, bytes = smaller(p.k - from, COLUMNS) * (u32)sizeof(u16);
-            u64* const flag = &shared.flags[warp][slot];
-            begin_copies(flag, G * bytes);
-#pragma unroll
-            for (int g = 0; g < G; ++g) {
-                copy_bulk(shared.ring[warp][slot] + g * COLUMNS, (const u16*)o.w[g] + (u64)n * p.k + from, bytes, flag);
-            }
-            end_copies(flag);
-        }
-        go_on(later);
-        slot = slot == PIECES - 1 ? 0 : slot + 1;
-    };
-    if (lane == 0) {
-#pragma unroll
-        for (u32 i = 0; i < PIECES; ++i) make_flag(&shared.flags[warp][i], 1);
-        show_writes();
-    }
-    __syncwarp();
-    auto fill = [&] {
+// Copies the pieces of rows `begin` to `end` of all: what the first warp does.
+template <int G, int MATRICES>
+INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bool early, Shared& shared, u32 begin, u32 end) {
+    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD;
+    const u32 lane = threadIdx.x % WARP, g = lane / ROWS, of = lane % ROWS;
+    u32 slot = 0, phase = 1;
+    if (!early) wait_for_previous();
 #pragma unroll 1
-        for (u32 i = 0; i < PIECES; ++i) copy();
-    };
-    if (early) fill();
-    if (p.flags & NORM) {
-        for (u32 i = thread * LINE; i < p.k * size_of(p.vector); i += THREADS * LINE) prefetch((const u8*)norm + i);
-    }
-    wait_for_previous();
-    if (!early) fill();
-
-    float squares = 0.0f;
-    for (u32 i = thread * 8; i < p.k; i += THREADS * 8) {
-        float v[8];
-        load<W, 8>(x, i, v);
-        if (p.flags & NORM) {
-            float g[8];
-            load<W, 8>(norm, i, g);
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                squares = fmaf(v[e], v[e], squares);
-                v[e] *= g[e];
+    for (u32 first = begin; first < end; first += ROWS) {
+        const u32 rows = smaller(end - first, ROWS);
+        const bool copies = g < G && of < rows;
+        u32 n = first + (copies ? of : 0);
+        const Output<G> o = find(outputs, n);
+        const u16* const from = (const u16*)(g == 1 ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
+#pragma unroll 1
+        for (u32 column = 0; column < p.k; column += COLUMNS) {
+            const u32 bytes = smaller(p.k - column, COLUMNS) * (u32)sizeof(u16);
+            wait_for(shared.free + slot, phase);
+            if (lane == 0) begin_copies(shared.full + slot, G * rows * bytes);
+            __syncwarp();
+            if (copies) copy_bulk(shared.ring[slot] + lane * PITCH, from + column, bytes, shared.full + slot);
+            __syncwarp();
+            if (lane == 0) end_copies(shared.full + slot);
+            if (++slot == PIECES) {
+                slot = 0;
+                phase ^= 1;
             }
         }
-        float4* const to = (float4*)x_values + i / 8;
-        to[0] = make_float4(v[0], v[1], v[2], v[3]);
-        to[p.k / 8] = make_float4(v[4], v[5], v[6], v[7]);
+    }
+}
+
+// The row x to shared memory, by the warps that multiply: in the first row, and what that loses in the
+// second one if there is a norm.
+INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared, u32* values, u32 thread) {
+    float squares = 0.0f;
+#pragma unroll 1
+    for (u32 i = thread * 8; i < p.k; i += THREADS * 8) {
+        const uint4 words = *(const uint4*)((const u16*)x + i);
+        const u32 word[4] = {words.x, words.y, words.z, words.w};
+        if (p.flags & NORM) {
+            const uint4 weights = *(const uint4*)((const u16*)norm + i);
+            const u32 weight[4] = {weights.x, weights.y, weights.z, weights.w};
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                float v[2], g[2], high[2];
+                Bf16::unpack(word[j], v);
+                Bf16::unpack(weight[j], g);
+                squares = fmaf(v[0], v[0], squares);
+                squares = fmaf(v[1], v[1], squares);
+                v[0] *= g[0];
+                v[1] *= g[1];
+                const u32 first = narrowed(Bf16(), v[0], v[1]);
+                Bf16::unpack(first, high);
+                const u32 at = word_of(i / 2 + j);
+                values[at] = first;
+                values[at + width(p)] = narrowed(Bf16(), v[0] - high[0], v[1] - high[1]);
+            }
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) values[word_of(i / 2 + j)] = word[j];
+        }
     }
     if (p.flags & NORM) {
         squares = warp_sum(squares);
-        if (lane == 0) shared.squares[warp] = squares;
+        if (thread % WARP == 0) shared.squares[thread / WARP] = squares;
     }
-    __syncthreads();
+}
 
-    float sum[G];
+#ifndef LEASEHOLD_EMULATED
+// A barrier of the warps that multiply.
+INLINE void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+INLINE uint4 shared_words(const u32* p) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"((u32)__cvta_generic_to_shared(p))
+                 : "memory");
+    return v;
+}
+#else
+INLINE uint4 shared_words(const u32* p) { return *(const uint4*)p; }
+#endif
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
+                    u8* memory) {
+    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / WARPS;
+    Shared& shared = *(Shared*)memory;
+    u32* const values = (u32*)(memory + sizeof(Shared));
+    const u32 lane = threadIdx.x % WARP;
+    u32 total = 0;
 #pragma unroll
-    for (int g = 0; g < G; ++g) sum[g] = 0.0f;
-    u32 now = 0, phase = 0;
-#pragma unroll 1
-    for (Place at = first; at.row < rows; go_on(at)) {
-        wait_for(&shared.flags[warp][now], phase);
-        const u16* const from = shared.ring[warp][now];
-        const u32 column = at.piece * COLUMNS;
+    for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
+    // The first blocks have one row more.
+    const u32 each = total / gridDim.x, more = total % gridDim.x;
+    const u32 begin = blockIdx.x * each + smaller(blockIdx.x, more), end = begin + each + (blockIdx.x < more);
+    if (threadIdx.x == THREADS) {
 #pragma unroll
-        for (u32 j = 0; j < COLUMNS / (8 * WARP); ++j) {
-            const u32 i = (j * WARP + lane) * 8;
-            if (column + i >= p.k) break;
-            const float* const values = x_values + (column + i) / 2;
-            const float4 low = shared_four(values), high = shared_four(values + p.k / 2);
-#pragma unroll
-            for (int g = 0; g < G; ++g) {
-                float w[8];
-                const float4 four = shared_four((const float*)(from + g * COLUMNS + i));
-                W::unpack(__float_as_uint(four.x), w);
-                W::unpack(__float_as_uint(four.y), w + 2);
-                W::unpack(__float_as_uint(four.z), w + 4);
-                W::unpack(__float_as_uint(four.w), w + 6);
-                sum[g] = fmaf(w[0], low.x, sum[g]);
-                sum[g] = fmaf(w[1], low.y, sum[g]);
-                sum[g] = fmaf(w[2], low.z, sum[g]);
-                sum[g] = fmaf(w[3], low.w, sum[g]);
-                sum[g] = fmaf(w[4], high.x, sum[g]);
-                sum[g] = fmaf(w[5], high.y, sum[g]);
-                sum[g] = fmaf(w[6], high.z, sum[g]);
-                sum[g] = fmaf(w[7], high.w, sum[g]);
-            }
+        for (u32 i = 0; i < PIECES; ++i) {
+            make_flag(shared.full + i, 1);
+            make_flag(shared.free + i, WARPS);
         }
-        __syncwarp();
-        copy();
-        if (++now == PIECES) {
-            now = 0;
-            phase ^= 1;
-        }
-        if (!divided && at.piece < pieces - 1) continue;
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-            const float all = warp_sum(sum[g]);
-            if (lane == 0) shared.sums[(divided ? at.row * pieces + at.piece : at.row) * G + g] = all;
-            sum[g] = 0.0f;
-        }
+        show_writes();
     }
     __syncthreads();
+    if (threadIdx.x >= THREADS) return copy(p, outputs, early, shared, begin, end);
+    if (p.flags & NORM) {
+        for (u32 i = threadIdx.x * LINE; i < p.k * 2; i += THREADS * LINE) prefetch((const u8*)norm + i);
+    }
+    wait_for_previous();
+    stage(p, x, norm, shared, values, threadIdx.x);
+    meet();
     float factor = 1.0f;
     if (p.flags & NORM) {
         float all = 0.0f;
@@ -199,48 +184,100 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
         for (u32 w = 0; w < WARPS; ++w) all += shared.squares[w];
         factor = 1.0f / sqrtf(all / (float)p.k + p.eps);
     }
-    const u32 parts = divided ? pieces : 1;
-    for (u32 row = thread; row < rows; row += THREADS) {
-        u32 n = begin + row;
-        const Output<G> o = find(outputs, n);
-        float y[G];
+    const u32 warp = threadIdx.x / WARP, own = warp * OWN;
+    // Lanes of the fragment's first rows have words of x. Those of a piece's rows name them.
+    const bool has = lane < (p.flags & NORM ? 8 : 4);
+    const u32* const row = values + lane / 4 * width(p) + lane % 4 * 4;
+    const u32 place = lane % 8 * PITCH + lane / 8 * 8 + own;
+    u32 slot = 0, phase = 0, turn = 0;
+#pragma unroll 1
+    for (u32 first = begin; first < end; first += ROWS, turn ^= 1) {
+        float sum[G][4];
 #pragma unroll
         for (int g = 0; g < G; ++g) {
-            y[g] = 0.0f;
-            for (u32 i = 0; i < parts; ++i) y[g] += shared.sums[(row * parts + i) * G + g];
-            y[g] *= factor;
-            if (p.flags & BIAS) y[g] += load_one(p.vector, o.bias[g], n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[g][i] = 0.0f;
         }
-        float out = HOW == GATE ? silu(y[0]) * y[G - 1] : y[0];
-        if (HOW == ADD_TO) out += load_one(p.y, o.y, n);
-        store_one(p.y, o.y, n, out);
+#pragma unroll 1
+        for (u32 column = own; column < p.k + own; column += COLUMNS) {
+            wait_for(shared.full + slot, phase);
+            const u16* const piece = shared.ring[slot] + place;
+#pragma unroll
+            for (u32 i = 0; i < OWN; i += CHUNK) {
+                if (column + i >= p.k) break;
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (has) v = shared_words(row + (column + i) / 2);
+                const u32 left = p.k - (column + i);
+                const u32 a[4] = {v.x, 0, left > 8 ? v.y : 0, 0}, b[4] = {left > 16 ? v.z : 0, 0, left > 24 ? v.w : 0, 0};
+#pragma unroll
+                for (int g = 0; g < G; ++g) {
+                    u32 w[4];
+                    matrices(w, piece + g * ROWS * PITCH + i);
+                    multiply(Bf16(), sum[g], a, w[0], left > 8 ? w[1] : 0);
+                    multiply(Bf16(), sum[g], b, left > 16 ? w[2] : 0, left > 24 ? w[3] : 0);
+                }
+            }
+            arrive(shared.free + slot);
+            if (++slot == PIECES) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        // A lane of the first four has sums of two rows of weights; one of the next four has their rest.
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float rest = __shfl_down_sync(ALL, sum[g][i], 4);
+                if (lane < 4) shared.sums[turn][warp][g * ROWS + 2 * lane + i] = sum[g][i] + rest;
+            }
+        }
+        meet();
+        if (threadIdx.x < smaller(end - first, ROWS)) {
+            u32 n = first + threadIdx.x;
+            const Output<G> o = find(outputs, n);
+            float y[G];
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                y[g] = 0.0f;
+#pragma unroll
+                for (u32 w = 0; w < WARPS; ++w) y[g] += shared.sums[turn][w][g * ROWS + threadIdx.x];
+                y[g] *= factor;
+                if (p.flags & BIAS) y[g] += load_one(p.vector, o.bias[g], n);
+            }
+            float out = HOW == GATE ? silu(y[0]) * y[G - 1] : y[0];
+            if (HOW == ADD_TO) out += load_one(p.y, o.y, n);
+            store_one(p.y, o.y, n, out);
+        }
     }
 }
 
 // What is not aligned to 16 bytes is computed element by element: a warp has a row of weights at a time.
-template <class W, int G, int MATRICES, Finish HOW>
+template <int G, int MATRICES, Finish HOW>
 INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
     wait_for_previous();
-    const u32 thread = thread_index(), lane = thread % WARP, warp = thread / WARP;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     u32 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
-    for (u32 row = blockIdx.x * WARPS + warp; row < total; row += gridDim.x * WARPS) {
+#pragma unroll 1
+    for (u32 row = blockIdx.x * (WARPS + 1) + warp; row < total; row += gridDim.x * (WARPS + 1)) {
         u32 n = row;
         const Output<G> o = find(outputs, n);
         float sum[G], squares = 0.0f;
 #pragma unroll
         for (int g = 0; g < G; ++g) sum[g] = 0.0f;
+#pragma unroll 1
         for (u32 i = lane; i < p.k; i += WARP) {
             float v[1], w[1];
-            load<W, 1>(x, i, v);
+            load<Bf16, 1>(x, i, v);
             if (p.flags & NORM) {
                 squares = fmaf(v[0], v[0], squares);
                 v[0] *= load_one(p.vector, norm, i);
             }
 #pragma unroll
             for (int g = 0; g < G; ++g) {
-                load<W, 1>(o.w[g], (u64)n * p.k + i, w);
+                load<Bf16, 1>(o.w[g], (u64)n * p.k + i, w);
                 sum[g] = fmaf(w[0], v[0], sum[g]);
             }
         }
@@ -268,32 +305,27 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 #pragma unroll
         for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
     }
-    if (all % 16 == 0 && (!normal || p.vector == p.w)) {
-        if (p.w == 1) product<Bf16, G, MATRICES, HOW>(p, x, norm, outputs, early, memory);
-        else product<F16, G, MATRICES, HOW>(p, x, norm, outputs, early, memory);
-    } else {
-        if (p.w == 1) unaligned<Bf16, G, MATRICES, HOW>(p, x, norm, outputs);
-        else unaligned<F16, G, MATRICES, HOW>(p, x, norm, outputs);
-    }
+    if (all % 16 == 0 && (!normal || p.vector == p.w)) product<G, MATRICES, HOW>(p, x, norm, outputs, early, memory);
+    else unaligned<G, MATRICES, HOW>(p, x, norm, outputs);
 }
 
 // Whether the launch's word, bit i for operand i, lets the kernel read all matrices of weights before
 // `wait_for_previous`. `WEIGHTS` are their bits.
 template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
-DENSE_KERNEL(256, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(288, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                 u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(256, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(288, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                     u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(256, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+DENSE_KERNEL(288, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
                                  const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p,
                                  u32 early) {
     const Output<1> outputs[3] = {
@@ -304,7 +336,7 @@ DENSE_KERNEL(256, 2) linear3_row(const void* x, const void* norm, const void* w0
     product<1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
-DENSE_KERNEL(256, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+DENSE_KERNEL(288, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
                                       const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
     product<2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));

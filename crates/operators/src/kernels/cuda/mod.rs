@@ -314,8 +314,6 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
 }
 
-/// The most sums of a block of [`product_row`] (`SUMS` in the source).
-const ROW_SUMS: u32 = 1024;
 /// The blocks of [`product_row`]: one for each processor of the largest devices.
 const ROW_BLOCKS: u32 = 132;
 
@@ -331,7 +329,7 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
         archs: HOPPER,
         takes: |params| {
             LinearParams::from_bytes(params).is_some_and(|p| {
-                p.m == 1 && p.x == p.w && is_half(p.x) && p.k.is_multiple_of(8) && (2048..=16384).contains(&p.k)
+                std::env::var("LH_OLD").is_err() && p.m == 1 && p.x == p.w && p.x == 1 && p.k.is_multiple_of(8) && (2048..=16384).contains(&p.k)
             })
         },
         geometry: |params| {
@@ -340,10 +338,10 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
             let total: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
             width(total)?;
             let few = ROW_BLOCKS * std::env::var("LH_BLOCKS").map_or(1, |v| v.parse().unwrap());
-            let blocks = total.div_ceil((ROW_SUMS / MATRICES).into()).max(total.min(few.into()));
-            let pieces: u32 = std::env::var("LH_PIECES").map_or(6, |v| v.parse().unwrap());
-            let shared = 8 * pieces * (2048 + 8) + 32 + 4 * ROW_SUMS + 4 * p.k;
-            Ok(Grid::new([blocks as u32, 1, 1]).threads([WARP, THREADS / WARP, 1]).shared(shared))
+            let pieces: u32 = std::env::var("LH_PIECES").map_or(5, |v| v.parse().unwrap());
+            let x = p.k.div_ceil(32) * 64 * if p.flags & linear::NORM == 0 { 1 } else { 2 };
+            let shared = pieces * (8 * 1040 * 2 + 16) + 32 + 1024 + x;
+            Ok(Grid::new([total.min(few.into()) as u32, 1, 1]).threads([288, 1, 1]).shared(shared))
         },
     }
 }
