@@ -17,9 +17,10 @@
 static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
-// Warps of a block that multiply. One more copies.
+// Warps of a block that multiply. One more copies, and one finishes outputs.
 static constexpr u32 WARPS = 8;
 static constexpr u32 THREADS = WARPS * WARP;
+static constexpr u32 ALL_WARPS = WARPS + 2;
 // Rows of weights of a group, in each matrix of a gated product.
 static constexpr u32 ROWS = 8;
 // Columns of a piece of a group, and the pieces of the ring. A gated product has half as many columns.
@@ -29,6 +30,8 @@ static constexpr u32 PIECES = 5;
 static constexpr u32 PAD = 8;
 // Columns that a warp multiplies at a time.
 static constexpr u32 CHUNK = 32;
+// Groups whose sums are in shared memory.
+static constexpr u32 SETS = 4;
 // Bytes of a line of the L2 cache.
 static constexpr u32 LINE = 128;
 
@@ -37,8 +40,10 @@ struct Shared {
     u16 ring[PIECES][ROWS * (PIECE + 2 * PAD)];
     u64 full[PIECES];
     u64 free[PIECES];
+    u64 summed[SETS];
+    u64 finished[SETS];
     float squares[WARPS];
-    float sums[2][WARPS][2 * ROWS];
+    float sums[SETS][WARPS][2 * ROWS];
 };
 static_assert(sizeof(Shared) % 16 == 0, "x is aligned");
 
@@ -99,16 +104,32 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
 // The row x to shared memory, by the warps that multiply: in the first row, and what that loses in the
 // second one if there is a norm.
 INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared, u32* values, u32 thread) {
+    constexpr u32 READS = 4, STEP = THREADS * 8;
+    const bool normal = p.flags & NORM;
     float squares = 0.0f;
 #pragma unroll 1
-    for (u32 i = thread * 8; i < p.k; i += THREADS * 8) {
-        const uint4 words = *(const uint4*)((const u16*)x + i);
-        const u32 word[4] = {words.x, words.y, words.z, words.w};
-        if (p.flags & NORM) {
-            const uint4 weights = *(const uint4*)((const u16*)norm + i);
-            const u32 weight[4] = {weights.x, weights.y, weights.z, weights.w};
+    for (u32 first = thread * 8; first < p.k; first += READS * STEP) {
+        uint4 words[READS], weights[READS];
+#pragma unroll
+        for (u32 r = 0; r < READS; ++r) {
+            const u32 i = first + r * STEP;
+            words[r] = weights[r] = make_uint4(0, 0, 0, 0);
+            if (i < p.k) words[r] = *(const uint4*)((const u16*)x + i);
+            if (i < p.k && normal) weights[r] = *(const uint4*)((const u16*)norm + i);
+        }
+#pragma unroll
+        for (u32 r = 0; r < READS; ++r) {
+            const u32 i = first + r * STEP;
+            if (i >= p.k) break;
+            const u32 word[4] = {words[r].x, words[r].y, words[r].z, words[r].w};
+            const u32 weight[4] = {weights[r].x, weights[r].y, weights[r].z, weights[r].w};
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
+                const u32 at = word_of(i / 2 + j);
+                if (!normal) {
+                    values[at] = word[j];
+                    continue;
+                }
                 float v[2], g[2], high[2];
                 Bf16::unpack(word[j], v);
                 Bf16::unpack(weight[j], g);
@@ -116,15 +137,10 @@ INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared
                 squares = fmaf(v[1], v[1], squares);
                 v[0] *= g[0];
                 v[1] *= g[1];
-                const u32 first = narrowed(Bf16(), v[0], v[1]);
-                Bf16::unpack(first, high);
-                const u32 at = word_of(i / 2 + j);
-                values[at] = first;
+                values[at] = narrowed(Bf16(), v[0], v[1]);
+                Bf16::unpack(values[at], high);
                 values[at + width(p)] = narrowed(Bf16(), v[0] - high[0], v[1] - high[1]);
             }
-        } else {
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) values[word_of(i / 2 + j)] = word[j];
         }
     }
     if (p.flags & NORM) {
@@ -134,27 +150,155 @@ INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared
 }
 
 #ifndef LEASEHOLD_EMULATED
-// A barrier of the warps that multiply.
-INLINE void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-INLINE uint4 shared_words(const u32* p) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"((u32)__cvta_generic_to_shared(p))
+// Four words of shared memory, or zeros if they are not `wanted`.
+INLINE void words_at(u32 (&v)[4], const u32* p, bool wanted) {
+    asm volatile("{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; "
+                 "mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
+                 "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3])
+                 : "r"((u32)__cvta_generic_to_shared(p)), "r"((u32)wanted)
                  : "memory");
-    return v;
 }
 #else
-INLINE uint4 shared_words(const u32* p) { return *(const uint4*)p; }
+INLINE void words_at(u32 (&v)[4], const u32* p, bool wanted) {
+    for (u32 i = 0; i < 4; ++i) v[i] = wanted ? p[i] : 0;
+}
+#endif
+
+// The sums of a warp's columns of all pieces.
+template <int G>
+INLINE void multiply_all(const LinearParams& p, Shared& shared, const u32* values, u32 begin, u32 end) {
+    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / WARPS, CHUNKS = OWN / CHUNK;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = warp * OWN;
+    // Lanes of the fragment's first rows have words of x. Those of a piece's rows name them.
+    const bool has = lane < (p.flags & NORM ? 8 : 4);
+    const u32* const row = values + (has ? lane / 4 * width(p) + lane % 4 * 4 : 0);
+    const u32 place = lane % 8 * PITCH + lane / 8 * 8 + own;
+    u32 slot = 0, phase = 0, set = 0, round = 1;
+#pragma unroll 1
+    for (u32 first = begin; first < end; first += ROWS) {
+        // Two sums that alternate, because each product waits for the one before in its sum.
+        float sum[G][2][4];
+#pragma unroll
+        for (int i = 0; i < G * 8; ++i) sum[i / 8][i / 4 % 2][i % 4] = 0.0f;
+#pragma unroll 1
+        for (u32 column = own; column < p.k + own; column += COLUMNS) {
+            wait_for(shared.full + slot, phase);
+            const u16* const piece = shared.ring[slot] + place;
+            if (column + OWN <= p.k) {
+                u32 v[CHUNKS][4], w[CHUNKS][G][4];
+#pragma unroll
+                for (u32 i = 0; i < CHUNKS; ++i) {
+                    words_at(v[i], row + (column + i * CHUNK) / 2, has);
+#pragma unroll
+                    for (int g = 0; g < G; ++g) matrices(w[i][g], piece + g * ROWS * PITCH + i * CHUNK);
+                }
+#pragma unroll
+                for (u32 i = 0; i < CHUNKS; ++i) {
+                    const u32 a[4] = {v[i][0], 0, v[i][1], 0}, b[4] = {v[i][2], 0, v[i][3], 0};
+#pragma unroll
+                    for (int g = 0; g < G; ++g) {
+                        multiply(Bf16(), sum[g][0], a, w[i][g][0], w[i][g][1]);
+                        multiply(Bf16(), sum[g][1], b, w[i][g][2], w[i][g][3]);
+                    }
+                }
+            } else {
+#pragma unroll 1
+                for (u32 i = 0; i < OWN && column + i < p.k; i += CHUNK) {
+                    // What is behind the row's end is not a number, perhaps.
+                    const u32 left = p.k - (column + i);
+                    u32 v[4];
+                    words_at(v, row + (column + i) / 2, has);
+                    const u32 a[4] = {v[0], 0, left > 8 ? v[1] : 0, 0};
+                    const u32 b[4] = {left > 16 ? v[2] : 0, 0, left > 24 ? v[3] : 0, 0};
+#pragma unroll
+                    for (int g = 0; g < G; ++g) {
+                        u32 w[4];
+                        matrices(w, piece + g * ROWS * PITCH + i);
+                        multiply(Bf16(), sum[g][0], a, w[0], left > 8 ? w[1] : 0);
+                        multiply(Bf16(), sum[g][1], b, left > 16 ? w[2] : 0, left > 24 ? w[3] : 0);
+                    }
+                }
+            }
+            arrive(shared.free + slot);
+            if (++slot == PIECES) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        // A lane of the first four has sums of two rows of weights; one of the next four has their rest.
+        wait_for(shared.finished + set, round);
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float part = sum[g][0][i] + sum[g][1][i];
+                const float rest = __shfl_down_sync(ALL, part, 4);
+                if (lane < 4) shared.sums[set][warp][g * ROWS + 2 * lane + i] = part + rest;
+            }
+        }
+        arrive(shared.summed + set);
+        if (++set == SETS) {
+            set = 0;
+            round ^= 1;
+        }
+    }
+}
+
+// The outputs from all warps' sums, by one warp: a lane has one of a group.
+template <int G, int MATRICES, Finish HOW>
+INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], Shared& shared, u32 begin, u32 end) {
+    const u32 lane = threadIdx.x % WARP;
+    float factor = 1.0f;
+    u32 set = 0, round = 0;
+#pragma unroll 1
+    for (u32 first = begin; first < end; first += ROWS) {
+        const bool has = lane < smaller(end - first, ROWS);
+        u32 n = first + (has ? lane : 0);
+        const Output<G> o = find(outputs, n);
+        float before = 0.0f, bias[G];
+#pragma unroll
+        for (int g = 0; g < G; ++g) bias[g] = 0.0f;
+        if (has && (p.flags & BIAS)) {
+#pragma unroll
+            for (int g = 0; g < G; ++g) bias[g] = load_one(p.vector, o.bias[g], n);
+        }
+        if (has && HOW == ADD_TO) before = load_one(p.y, o.y, n);
+        wait_for(shared.summed + set, round);
+        if (first == begin && (p.flags & NORM)) {
+            float all = 0.0f;
+#pragma unroll
+            for (u32 w = 0; w < WARPS; ++w) all += shared.squares[w];
+            factor = 1.0f / sqrtf(all / (float)p.k + p.eps);
+        }
+        float y[G];
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            y[g] = 0.0f;
+#pragma unroll
+            for (u32 w = 0; w < WARPS; ++w) y[g] += shared.sums[set][w][g * ROWS + lane % ROWS];
+            y[g] = y[g] * factor + bias[g];
+        }
+        arrive(shared.finished + set);
+        const float out = HOW == GATE ? silu(y[0]) * y[G - 1] : y[0];
+        if (has) store_one(p.y, o.y, n, HOW == ADD_TO ? before + out : out);
+        if (++set == SETS) {
+            set = 0;
+            round ^= 1;
+        }
+    }
+}
+
+#ifndef LEASEHOLD_EMULATED
+// A barrier of the warps that multiply.
+INLINE void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 #endif
 
 template <int G, int MATRICES, Finish HOW>
 INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
                     u8* memory) {
-    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / WARPS;
     Shared& shared = *(Shared*)memory;
     u32* const values = (u32*)(memory + sizeof(Shared));
-    const u32 lane = threadIdx.x % WARP;
     u32 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
@@ -167,89 +311,23 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
             make_flag(shared.full + i, 1);
             make_flag(shared.free + i, WARPS);
         }
+#pragma unroll
+        for (u32 i = 0; i < SETS; ++i) {
+            make_flag(shared.summed + i, WARPS);
+            make_flag(shared.finished + i, 1);
+        }
         show_writes();
     }
     __syncthreads();
-    if (threadIdx.x >= THREADS) return copy(p, outputs, early, shared, begin, end);
-    if (p.flags & NORM) {
+    if (threadIdx.x / WARP == WARPS) return copy(p, outputs, early, shared, begin, end);
+    if (threadIdx.x < THREADS && (p.flags & NORM)) {
         for (u32 i = threadIdx.x * LINE; i < p.k * 2; i += THREADS * LINE) prefetch((const u8*)norm + i);
     }
     wait_for_previous();
+    if (threadIdx.x / WARP > WARPS) return finish<G, MATRICES, HOW>(p, outputs, shared, begin, end);
     stage(p, x, norm, shared, values, threadIdx.x);
     meet();
-    float factor = 1.0f;
-    if (p.flags & NORM) {
-        float all = 0.0f;
-#pragma unroll
-        for (u32 w = 0; w < WARPS; ++w) all += shared.squares[w];
-        factor = 1.0f / sqrtf(all / (float)p.k + p.eps);
-    }
-    const u32 warp = threadIdx.x / WARP, own = warp * OWN;
-    // Lanes of the fragment's first rows have words of x. Those of a piece's rows name them.
-    const bool has = lane < (p.flags & NORM ? 8 : 4);
-    const u32* const row = values + lane / 4 * width(p) + lane % 4 * 4;
-    const u32 place = lane % 8 * PITCH + lane / 8 * 8 + own;
-    u32 slot = 0, phase = 0, turn = 0;
-#pragma unroll 1
-    for (u32 first = begin; first < end; first += ROWS, turn ^= 1) {
-        float sum[G][4];
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sum[g][i] = 0.0f;
-        }
-#pragma unroll 1
-        for (u32 column = own; column < p.k + own; column += COLUMNS) {
-            wait_for(shared.full + slot, phase);
-            const u16* const piece = shared.ring[slot] + place;
-#pragma unroll
-            for (u32 i = 0; i < OWN; i += CHUNK) {
-                if (column + i >= p.k) break;
-                uint4 v = make_uint4(0, 0, 0, 0);
-                if (has) v = shared_words(row + (column + i) / 2);
-                const u32 left = p.k - (column + i);
-                const u32 a[4] = {v.x, 0, left > 8 ? v.y : 0, 0}, b[4] = {left > 16 ? v.z : 0, 0, left > 24 ? v.w : 0, 0};
-#pragma unroll
-                for (int g = 0; g < G; ++g) {
-                    u32 w[4];
-                    matrices(w, piece + g * ROWS * PITCH + i);
-                    multiply(Bf16(), sum[g], a, w[0], left > 8 ? w[1] : 0);
-                    multiply(Bf16(), sum[g], b, left > 16 ? w[2] : 0, left > 24 ? w[3] : 0);
-                }
-            }
-            arrive(shared.free + slot);
-            if (++slot == PIECES) {
-                slot = 0;
-                phase ^= 1;
-            }
-        }
-        // A lane of the first four has sums of two rows of weights; one of the next four has their rest.
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float rest = __shfl_down_sync(ALL, sum[g][i], 4);
-                if (lane < 4) shared.sums[turn][warp][g * ROWS + 2 * lane + i] = sum[g][i] + rest;
-            }
-        }
-        meet();
-        if (threadIdx.x < smaller(end - first, ROWS)) {
-            u32 n = first + threadIdx.x;
-            const Output<G> o = find(outputs, n);
-            float y[G];
-#pragma unroll
-            for (int g = 0; g < G; ++g) {
-                y[g] = 0.0f;
-#pragma unroll
-                for (u32 w = 0; w < WARPS; ++w) y[g] += shared.sums[turn][w][g * ROWS + threadIdx.x];
-                y[g] *= factor;
-                if (p.flags & BIAS) y[g] += load_one(p.vector, o.bias[g], n);
-            }
-            float out = HOW == GATE ? silu(y[0]) * y[G - 1] : y[0];
-            if (HOW == ADD_TO) out += load_one(p.y, o.y, n);
-            store_one(p.y, o.y, n, out);
-        }
-    }
+    multiply_all<G>(p, shared, values, begin, end);
 }
 
 // What is not aligned to 16 bytes is computed element by element: a warp has a row of weights at a time.
@@ -261,7 +339,7 @@ INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, co
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
 #pragma unroll 1
-    for (u32 row = blockIdx.x * (WARPS + 1) + warp; row < total; row += gridDim.x * (WARPS + 1)) {
+    for (u32 row = blockIdx.x * ALL_WARPS + warp; row < total; row += gridDim.x * ALL_WARPS) {
         u32 n = row;
         const Output<G> o = find(outputs, n);
         float sum[G], squares = 0.0f;
@@ -313,19 +391,19 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 // `wait_for_previous`. `WEIGHTS` are their bits.
 template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
-DENSE_KERNEL(288, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(320, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                 u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(288, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(320, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                     u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(288, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+DENSE_KERNEL(320, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
                                  const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p,
                                  u32 early) {
     const Output<1> outputs[3] = {
@@ -336,7 +414,7 @@ DENSE_KERNEL(288, 2) linear3_row(const void* x, const void* norm, const void* w0
     product<1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
-DENSE_KERNEL(288, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+DENSE_KERNEL(320, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
                                       const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
     product<2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));
