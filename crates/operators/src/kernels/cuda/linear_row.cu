@@ -17,10 +17,11 @@
 static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
-// Warps of a block that multiply. One more copies, and one finishes outputs.
+// Warps of a block that multiply. One finishes outputs, and COPIERS copy.
 static constexpr u32 WARPS = 8;
 static constexpr u32 THREADS = WARPS * WARP;
-static constexpr u32 ALL_WARPS = WARPS + 2;
+static constexpr u32 COPIERS = 2;
+static constexpr u32 ALL_WARPS = WARPS + 1 + COPIERS;
 // Rows of weights of a group, in each matrix of a gated product.
 static constexpr u32 ROWS = 8;
 // Columns of a piece of a group, and the pieces of the ring. A gated product has half as many columns.
@@ -75,7 +76,7 @@ template <int G, int MATRICES>
 INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bool early, Shared& shared, u32 begin, u32 end) {
     constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD;
     const u32 lane = threadIdx.x % WARP, g = lane / ROWS, of = lane % ROWS;
-    u32 slot = 0, phase = 1;
+    u32 slot = 0, phase = 1, turn = threadIdx.x / WARP - WARPS - 1;
     if (!early) wait_for_previous();
 #pragma unroll 1
     for (u32 first = begin; first < end; first += ROWS) {
@@ -86,13 +87,17 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
         const u16* const from = (const u16*)(g == 1 ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
 #pragma unroll 1
         for (u32 column = 0; column < p.k; column += COLUMNS) {
-            const u32 bytes = smaller(p.k - column, COLUMNS) * (u32)sizeof(u16);
-            wait_for(shared.free + slot, phase);
-            if (lane == 0) begin_copies(shared.full + slot, G * rows * bytes);
-            __syncwarp();
-            if (copies) copy_bulk(shared.ring[slot] + lane * PITCH, from + column, bytes, shared.full + slot);
-            __syncwarp();
-            if (lane == 0) end_copies(shared.full + slot);
+            // The warps take turns.
+            if (turn == 0) {
+                const u32 bytes = smaller(p.k - column, COLUMNS) * (u32)sizeof(u16);
+                wait_for(shared.free + slot, phase);
+                if (lane == 0) begin_copies(shared.full + slot, G * rows * bytes);
+                __syncwarp();
+                if (copies) copy_bulk(shared.ring[slot] + lane * PITCH, from + column, bytes, shared.full + slot);
+                __syncwarp();
+                if (lane == 0) end_copies(shared.full + slot);
+            }
+            turn = turn == 0 ? COPIERS - 1 : turn - 1;
             if (++slot == PIECES) {
                 slot = 0;
                 phase ^= 1;
@@ -319,12 +324,12 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
         show_writes();
     }
     __syncthreads();
-    if (threadIdx.x / WARP == WARPS) return copy(p, outputs, early, shared, begin, end);
+    if (threadIdx.x / WARP > WARPS) return copy(p, outputs, early, shared, begin, end);
     if (threadIdx.x < THREADS && (p.flags & NORM)) {
         for (u32 i = threadIdx.x * LINE; i < p.k * 2; i += THREADS * LINE) prefetch((const u8*)norm + i);
     }
     wait_for_previous();
-    if (threadIdx.x / WARP > WARPS) return finish<G, MATRICES, HOW>(p, outputs, shared, begin, end);
+    if (threadIdx.x >= THREADS) return finish<G, MATRICES, HOW>(p, outputs, shared, begin, end);
     stage(p, x, norm, shared, values, threadIdx.x);
     meet();
     multiply_all<G>(p, shared, values, begin, end);
@@ -391,19 +396,19 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 // `wait_for_previous`. `WEIGHTS` are their bits.
 template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
-DENSE_KERNEL(320, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(ALL_WARPS * WARP, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                 u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(320, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(ALL_WARPS * WARP, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                     u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(320, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+DENSE_KERNEL(ALL_WARPS * WARP, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
                                  const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p,
                                  u32 early) {
     const Output<1> outputs[3] = {
@@ -414,7 +419,7 @@ DENSE_KERNEL(320, 2) linear3_row(const void* x, const void* norm, const void* w0
     product<1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
-DENSE_KERNEL(320, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+DENSE_KERNEL(ALL_WARPS * WARP, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
                                       const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
     product<2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));

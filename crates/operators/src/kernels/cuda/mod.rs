@@ -338,10 +338,11 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
             let total: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
             width(total)?;
             let few = ROW_BLOCKS * std::env::var("LH_BLOCKS").map_or(1, |v| v.parse().unwrap());
-            let pieces: u32 = std::env::var("LH_PIECES").map_or(5, |v| v.parse().unwrap());
+            let ring: u32 = std::env::var("LH_RING").unwrap().parse().unwrap();
+            let threads: u32 = std::env::var("LH_THREADS").unwrap().parse().unwrap();
             let x = p.k.div_ceil(32) * 64 * if p.flags & linear::NORM == 0 { 1 } else { 2 };
-            let shared = pieces * (8 * 1040 * 2 + 16) + 64 + 32 + 2048 + x;
-            Ok(Grid::new([total.min(few.into()) as u32, 1, 1]).threads([320, 1, 1]).shared(shared))
+            let shared = ring + x;
+            Ok(Grid::new([total.min(few.into()) as u32, 1, 1]).threads([threads, 1, 1]).shared(shared))
         },
     }
 }
