@@ -17,16 +17,12 @@
 static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
-// Warps of a block that multiply. One finishes outputs, and COPIERS copy.
-static constexpr u32 WARPS = 8;
-static constexpr u32 THREADS = WARPS * WARP;
+// Warps of a block that copy.
 static constexpr u32 COPIERS = 2;
-static constexpr u32 ALL_WARPS = WARPS + 1 + COPIERS;
 // Rows of weights of a group, in each matrix of a gated product.
 static constexpr u32 ROWS = 8;
-// Columns of a piece of a group, and the pieces of the ring. A gated product has half as many columns.
+// Columns of a piece of a group. A gated product has half as many.
 static constexpr u32 PIECE = 1024;
-static constexpr u32 PIECES = 5;
 // Elements behind a row of a piece, which keep rows in different banks.
 static constexpr u32 PAD = 8;
 // Columns that a warp multiplies at a time.
@@ -36,17 +32,28 @@ static constexpr u32 SETS = 4;
 // Bytes of a line of the L2 cache.
 static constexpr u32 LINE = 128;
 
-// A block's shared memory. Two rows of x are behind it, in the order of `word_of`.
-struct Shared {
-    u16 ring[PIECES][ROWS * (PIECE + 2 * PAD)];
-    u64 full[PIECES];
-    u64 free[PIECES];
+// A block has `WARPS` warps that multiply, one that finishes outputs, and COPIERS. Its ring has `PIECES`.
+template <u32 W, u32 P> struct Block {
+    static constexpr u32 WARPS = W, PIECES = P, THREADS = W * WARP;
+    u16 ring[P][ROWS * (PIECE + 2 * PAD)];
+    u64 full[P];
+    u64 free[P];
     u64 summed[SETS];
     u64 finished[SETS];
-    float squares[WARPS];
-    float sums[SETS][WARPS][2 * ROWS];
+    float squares[W];
+    float sums[SETS][W][2 * ROWS];
+    // The rows of x, in the order of `word_of`.
+    __device__ __forceinline__ u32* x() { return (u32*)(this + 1); }
 };
-static_assert(sizeof(Shared) % 16 == 0, "x is aligned");
+
+// Two blocks of one kernel must not meet on a processor, because another one would have none. But a block of
+// the kernel behind has to fit beside one, and that is of the other kind. So a `Wide` block takes more than
+// half of the shared memory (the host sees to that), and a `Tall` one more than half of the registers: those
+// of its idle warps too.
+typedef Block<8, 6> Wide;
+typedef Block<16, 4> Tall;
+static constexpr u32 WIDE_THREADS = (8 + 1 + COPIERS) * WARP, TALL_THREADS = 28 * WARP, TALL_GATED = 22 * WARP;
+static_assert(sizeof(Wide) % 16 == 0 && sizeof(Tall) % 16 == 0, "x is aligned");
 
 // Words from one row of x to the next.
 INLINE u32 width(const LinearParams& p) { return (p.k - 1) / CHUNK * (CHUNK / 2) + CHUNK / 2; }
@@ -72,11 +79,11 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
 }
 
 // Copies the pieces of rows `begin` to `end` of all: what the first warp does.
-template <int G, int MATRICES>
+template <class Shared, int G, int MATRICES>
 INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bool early, Shared& shared, u32 begin, u32 end) {
     constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD;
     const u32 lane = threadIdx.x % WARP, g = lane / ROWS, of = lane % ROWS;
-    u32 slot = 0, phase = 1, turn = threadIdx.x / WARP - WARPS - 1;
+    u32 slot = 0, phase = 1, turn = threadIdx.x / WARP - Shared::WARPS - 1;
     if (!early) wait_for_previous();
 #pragma unroll 1
     for (u32 first = begin; first < end; first += ROWS) {
@@ -98,7 +105,7 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
                 if (lane == 0) end_copies(shared.full + slot);
             }
             turn = turn == 0 ? COPIERS - 1 : turn - 1;
-            if (++slot == PIECES) {
+            if (++slot == Shared::PIECES) {
                 slot = 0;
                 phase ^= 1;
             }
@@ -108,8 +115,10 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
 
 // The row x to shared memory, by the warps that multiply: in the first row, and what that loses in the
 // second one if there is a norm.
-INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared, u32* values, u32 thread) {
-    constexpr u32 READS = 4, STEP = THREADS * 8;
+template <class Shared> INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared) {
+    constexpr u32 READS = 32 / Shared::WARPS, STEP = Shared::THREADS * 8;
+    const u32 thread = threadIdx.x;
+    u32* const values = shared.x();
     const bool normal = p.flags & NORM;
     float squares = 0.0f;
 #pragma unroll 1
@@ -171,13 +180,12 @@ INLINE void words_at(u32 (&v)[4], const u32* p, bool wanted) {
 #endif
 
 // The sums of a warp's columns of all pieces.
-template <int G>
-INLINE void multiply_all(const LinearParams& p, Shared& shared, const u32* values, u32 begin, u32 end) {
-    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / WARPS, CHUNKS = OWN / CHUNK;
+template <int G, class Shared> INLINE void multiply_all(const LinearParams& p, Shared& shared, u32 begin, u32 end) {
+    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / Shared::WARPS, CHUNKS = OWN / CHUNK;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = warp * OWN;
     // Lanes of the fragment's first rows have words of x. Those of a piece's rows name them.
     const bool has = lane < (p.flags & NORM ? 8 : 4);
-    const u32* const row = values + (has ? lane / 4 * width(p) + lane % 4 * 4 : 0);
+    const u32* const row = shared.x() + (has ? lane / 4 * width(p) + lane % 4 * 4 : 0);
     const u32 place = lane % 8 * PITCH + lane / 8 * 8 + own;
     u32 slot = 0, phase = 0, set = 0, round = 1;
 #pragma unroll 1
@@ -226,7 +234,7 @@ INLINE void multiply_all(const LinearParams& p, Shared& shared, const u32* value
                 }
             }
             arrive(shared.free + slot);
-            if (++slot == PIECES) {
+            if (++slot == Shared::PIECES) {
                 slot = 0;
                 phase ^= 1;
             }
@@ -251,7 +259,7 @@ INLINE void multiply_all(const LinearParams& p, Shared& shared, const u32* value
 }
 
 // The outputs from all warps' sums, by one warp: a lane has one of a group.
-template <int G, int MATRICES, Finish HOW>
+template <class Shared, int G, int MATRICES, Finish HOW>
 INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], Shared& shared, u32 begin, u32 end) {
     const u32 lane = threadIdx.x % WARP;
     float factor = 1.0f;
@@ -273,7 +281,7 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
         if (first == begin && (p.flags & NORM)) {
             float all = 0.0f;
 #pragma unroll
-            for (u32 w = 0; w < WARPS; ++w) all += shared.squares[w];
+            for (u32 w = 0; w < Shared::WARPS; ++w) all += shared.squares[w];
             factor = 1.0f / sqrtf(all / (float)p.k + p.eps);
         }
         float y[G];
@@ -281,7 +289,7 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
         for (int g = 0; g < G; ++g) {
             y[g] = 0.0f;
 #pragma unroll
-            for (u32 w = 0; w < WARPS; ++w) y[g] += shared.sums[set][w][g * ROWS + lane % ROWS];
+            for (u32 w = 0; w < Shared::WARPS; ++w) y[g] += shared.sums[set][w][g * ROWS + lane % ROWS];
             y[g] = y[g] * factor + bias[g];
         }
         arrive(shared.finished + set);
@@ -295,15 +303,14 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
 }
 
 #ifndef LEASEHOLD_EMULATED
-// A barrier of the warps that multiply.
-INLINE void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+// A barrier of the first `COUNT` threads.
+template <u32 COUNT> INLINE void meet() { asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory"); }
 #endif
 
-template <int G, int MATRICES, Finish HOW>
+template <class Shared, int G, int MATRICES, Finish HOW>
 INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
-                    u8* memory) {
-    Shared& shared = *(Shared*)memory;
-    u32* const values = (u32*)(memory + sizeof(Shared));
+                    Shared& shared) {
+    constexpr u32 THREADS = Shared::THREADS;
     u32 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
@@ -312,39 +319,40 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
     const u32 begin = blockIdx.x * each + smaller(blockIdx.x, more), end = begin + each + (blockIdx.x < more);
     if (threadIdx.x == THREADS) {
 #pragma unroll
-        for (u32 i = 0; i < PIECES; ++i) {
+        for (u32 i = 0; i < Shared::PIECES; ++i) {
             make_flag(shared.full + i, 1);
-            make_flag(shared.free + i, WARPS);
+            make_flag(shared.free + i, Shared::WARPS);
         }
 #pragma unroll
         for (u32 i = 0; i < SETS; ++i) {
-            make_flag(shared.summed + i, WARPS);
+            make_flag(shared.summed + i, Shared::WARPS);
             make_flag(shared.finished + i, 1);
         }
         show_writes();
     }
     __syncthreads();
-    if (threadIdx.x / WARP > WARPS) return copy(p, outputs, early, shared, begin, end);
+    if (threadIdx.x >= THREADS + (1 + COPIERS) * WARP) return;
+    if (threadIdx.x >= THREADS + WARP) return copy(p, outputs, early, shared, begin, end);
     if (threadIdx.x < THREADS && (p.flags & NORM)) {
         for (u32 i = threadIdx.x * LINE; i < p.k * 2; i += THREADS * LINE) prefetch((const u8*)norm + i);
     }
     wait_for_previous();
-    if (threadIdx.x >= THREADS) return finish<G, MATRICES, HOW>(p, outputs, shared, begin, end);
-    stage(p, x, norm, shared, values, threadIdx.x);
-    meet();
-    multiply_all<G>(p, shared, values, begin, end);
+    if (threadIdx.x >= THREADS) return finish<Shared, G, MATRICES, HOW>(p, outputs, shared, begin, end);
+    stage(p, x, norm, shared);
+    meet<THREADS>();
+    multiply_all<G>(p, shared, begin, end);
 }
 
 // What is not aligned to 16 bytes is computed element by element: a warp has a row of weights at a time.
 template <int G, int MATRICES, Finish HOW>
 INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
     wait_for_previous();
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     u32 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
 #pragma unroll 1
-    for (u32 row = blockIdx.x * ALL_WARPS + warp; row < total; row += gridDim.x * ALL_WARPS) {
+    for (u32 row = blockIdx.x * warps + warp; row < total; row += gridDim.x * warps) {
         u32 n = row;
         const Output<G> o = find(outputs, n);
         float sum[G], squares = 0.0f;
@@ -377,7 +385,7 @@ INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, co
     }
 }
 
-template <int G, int MATRICES, Finish HOW>
+template <class Shared, int G, int MATRICES, Finish HOW>
 INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early) {
     extern __shared__ __align__(16) u8 memory[];
     let_next_start();
@@ -388,7 +396,7 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 #pragma unroll
         for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
     }
-    if (all % 16 == 0 && (!normal || p.vector == p.w)) product<G, MATRICES, HOW>(p, x, norm, outputs, early, memory);
+    if (all % 16 == 0 && (!normal || p.vector == p.w)) product<Shared, G, MATRICES, HOW>(p, x, norm, outputs, early, *(Shared*)memory);
     else unaligned<G, MATRICES, HOW>(p, x, norm, outputs);
 }
 
@@ -396,19 +404,19 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 // `wait_for_previous`. `WEIGHTS` are their bits.
 template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
-DENSE_KERNEL(ALL_WARPS * WARP, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+KERNEL(TALL_THREADS) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                 u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
+    product<Tall, 1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(ALL_WARPS * WARP, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+KERNEL(WIDE_THREADS) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                     u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
+    product<Wide, 1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-DENSE_KERNEL(ALL_WARPS * WARP, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+KERNEL(TALL_THREADS) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
                                  const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p,
                                  u32 early) {
     const Output<1> outputs[3] = {
@@ -416,11 +424,11 @@ DENSE_KERNEL(ALL_WARPS * WARP, 2) linear3_row(const void* x, const void* norm, c
         {{w1}, {bias1}, y1, p.n[1], p.ldy[1]},
         {{w2}, {bias2}, y2, p.n[2], p.ldy[2]},
     };
-    product<1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
+    product<Tall, 1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
-DENSE_KERNEL(ALL_WARPS * WARP, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+KERNEL(TALL_GATED) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
                                       const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
-    product<2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));
+    product<Tall, 2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));
 }

@@ -317,6 +317,9 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
 /// The blocks of [`product_row`]: one for each processor of the largest devices.
 const ROW_BLOCKS: u32 = 132;
 
+/// More than half of the shared memory of a processor, with what each block takes beside.
+const WIDE_SHARED: u32 = 114 << 10;
+
 /// The product `K` of one long row, whose weights pass through shared memory. An output has
 /// `MATRICES` rows of weights.
 const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
@@ -329,7 +332,7 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
         archs: HOPPER,
         takes: |params| {
             LinearParams::from_bytes(params).is_some_and(|p| {
-                std::env::var("LH_OLD").is_err() && p.m == 1 && p.x == p.w && p.x == 1 && p.k.is_multiple_of(8) && (2048..=16384).contains(&p.k)
+                p.m == 1 && p.x == p.w && p.x == 1 && p.k.is_multiple_of(8) && (2048..=16384).contains(&p.k)
             })
         },
         geometry: |params| {
@@ -337,12 +340,16 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
             p.n.iter().try_for_each(|&n| width(n.into()))?;
             let total: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
             width(total)?;
-            let few = ROW_BLOCKS * std::env::var("LH_BLOCKS").map_or(1, |v| v.parse().unwrap());
-            let ring: u32 = std::env::var("LH_RING").unwrap().parse().unwrap();
-            let threads: u32 = std::env::var("LH_THREADS").unwrap().parse().unwrap();
-            let x = p.k.div_ceil(32) * 64 * if p.flags & linear::NORM == 0 { 1 } else { 2 };
-            let shared = ring + x;
-            Ok(Grid::new([total.min(few.into()) as u32, 1, 1]).threads([threads, 1, 1]).shared(shared))
+            let (warps, pieces, threads, least) = if K::NAME == LinearAdd::NAME {
+                (8, 6, 11 * WARP, WIDE_SHARED)
+            } else {
+                (16, 4, if MATRICES == 2 { 22 } else { 28 } * WARP, 0)
+            };
+            let rows = if p.flags & linear::NORM == 0 { 1 } else { 2 };
+            let ring = pieces * (8 * (1024 + 16) * 2 + 16);
+            let shared = ring + 64 + warps * 4 + 4 * warps * 16 * 4 + rows * p.k.div_ceil(32) * 64;
+            let blocks = total.min(ROW_BLOCKS.into()) as u32;
+            Ok(Grid::new([blocks, 1, 1]).threads([threads, 1, 1]).shared(shared.max(least)))
         },
     }
 }
