@@ -40,20 +40,20 @@ template <u32 W, u32 P> struct Block {
     u64 free[P];
     u64 summed[SETS];
     u64 finished[SETS];
+    u64 staged;
+    u64 none;
     float squares[W];
     float sums[SETS][W][2 * ROWS];
     // The rows of x, in the order of `word_of`.
     __device__ __forceinline__ u32* x() { return (u32*)(this + 1); }
 };
 
-// Two blocks of one kernel must not meet on a processor, because another one would have none. But a block of
-// the kernel behind has to fit beside one, and that is of the other kind. So a `Wide` block takes more than
-// half of the shared memory (the host sees to that), and a `Tall` one more than half of the registers: those
-// of its idle warps too.
-typedef Block<8, 6> Wide;
-typedef Block<16, 4> Tall;
-static constexpr u32 WIDE_THREADS = (8 + 1 + COPIERS) * WARP, TALL_THREADS = 28 * WARP, TALL_GATED = 22 * WARP;
-static_assert(sizeof(Wide) % 16 == 0 && sizeof(Tall) % 16 == 0, "x is aligned");
+// Two blocks fill a processor: the host asks for more than a third of its shared memory. So a launch with
+// two blocks for each processor divides its rows evenly, and a block of the kernel behind begins when one
+// of this ends.
+typedef Block<8, 5> Shared;
+static_assert(sizeof(Shared) % 16 == 0, "x is aligned");
+static constexpr u32 MULTIPLIERS = Shared::WARPS * WARP, THREADS = (Shared::WARPS + 1 + COPIERS) * WARP;
 
 // Words from one row of x to the next.
 INLINE u32 width(const LinearParams& p) { return (p.k - 1) / CHUNK * (CHUNK / 2) + CHUNK / 2; }
@@ -79,7 +79,7 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
 }
 
 // Copies the pieces of rows `begin` to `end` of all: what the first warp does.
-template <class Shared, int G, int MATRICES>
+template <int G, int MATRICES>
 INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bool early, Shared& shared, u32 begin, u32 end) {
     constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD;
     const u32 lane = threadIdx.x % WARP, g = lane / ROWS, of = lane % ROWS;
@@ -115,8 +115,8 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
 
 // The row x to shared memory, by the warps that multiply: in the first row, and what that loses in the
 // second one if there is a norm.
-template <class Shared> INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared) {
-    constexpr u32 READS = 32 / Shared::WARPS, STEP = Shared::THREADS * 8;
+INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared) {
+    constexpr u32 READS = 32 / Shared::WARPS, STEP = MULTIPLIERS * 8;
     const u32 thread = threadIdx.x;
     u32* const values = shared.x();
     const bool normal = p.flags & NORM;
@@ -180,7 +180,7 @@ INLINE void words_at(u32 (&v)[4], const u32* p, bool wanted) {
 #endif
 
 // The sums of a warp's columns of all pieces.
-template <int G, class Shared> INLINE void multiply_all(const LinearParams& p, Shared& shared, u32 begin, u32 end) {
+template <int G> INLINE void multiply_all(const LinearParams& p, Shared& shared, u32 begin, u32 end) {
     constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / Shared::WARPS, CHUNKS = OWN / CHUNK;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = warp * OWN;
     // Lanes of the fragment's first rows have words of x. Those of a piece's rows name them.
@@ -259,7 +259,7 @@ template <int G, class Shared> INLINE void multiply_all(const LinearParams& p, S
 }
 
 // The outputs from all warps' sums, by one warp: a lane has one of a group.
-template <class Shared, int G, int MATRICES, Finish HOW>
+template <int G, int MATRICES, Finish HOW>
 INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], Shared& shared, u32 begin, u32 end) {
     const u32 lane = threadIdx.x % WARP;
     float factor = 1.0f;
@@ -302,22 +302,16 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
     }
 }
 
-#ifndef LEASEHOLD_EMULATED
-// A barrier of the first `COUNT` threads.
-template <u32 COUNT> INLINE void meet() { asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory"); }
-#endif
-
-template <class Shared, int G, int MATRICES, Finish HOW>
+template <int G, int MATRICES, Finish HOW>
 INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early,
                     Shared& shared) {
-    constexpr u32 THREADS = Shared::THREADS;
     u32 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
     // The first blocks have one row more.
     const u32 each = total / gridDim.x, more = total % gridDim.x;
     const u32 begin = blockIdx.x * each + smaller(blockIdx.x, more), end = begin + each + (blockIdx.x < more);
-    if (threadIdx.x == THREADS) {
+    if (threadIdx.x == MULTIPLIERS) {
 #pragma unroll
         for (u32 i = 0; i < Shared::PIECES; ++i) {
             make_flag(shared.full + i, 1);
@@ -328,18 +322,19 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
             make_flag(shared.summed + i, Shared::WARPS);
             make_flag(shared.finished + i, 1);
         }
+        make_flag(&shared.staged, Shared::WARPS);
         show_writes();
     }
     __syncthreads();
-    if (threadIdx.x >= THREADS + (1 + COPIERS) * WARP) return;
-    if (threadIdx.x >= THREADS + WARP) return copy(p, outputs, early, shared, begin, end);
-    if (threadIdx.x < THREADS && (p.flags & NORM)) {
-        for (u32 i = threadIdx.x * LINE; i < p.k * 2; i += THREADS * LINE) prefetch((const u8*)norm + i);
+    if (threadIdx.x >= MULTIPLIERS + WARP) return copy(p, outputs, early, shared, begin, end);
+    if (threadIdx.x < MULTIPLIERS && (p.flags & NORM)) {
+        for (u32 i = threadIdx.x * LINE; i < p.k * 2; i += MULTIPLIERS * LINE) prefetch((const u8*)norm + i);
     }
     wait_for_previous();
-    if (threadIdx.x >= THREADS) return finish<Shared, G, MATRICES, HOW>(p, outputs, shared, begin, end);
+    if (threadIdx.x >= MULTIPLIERS) return finish<G, MATRICES, HOW>(p, outputs, shared, begin, end);
     stage(p, x, norm, shared);
-    meet<THREADS>();
+    arrive(&shared.staged);
+    wait_for(&shared.staged, 0);
     multiply_all<G>(p, shared, begin, end);
 }
 
@@ -385,7 +380,7 @@ INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, co
     }
 }
 
-template <class Shared, int G, int MATRICES, Finish HOW>
+template <int G, int MATRICES, Finish HOW>
 INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], bool early) {
     extern __shared__ __align__(16) u8 memory[];
     let_next_start();
@@ -396,7 +391,7 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 #pragma unroll
         for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
     }
-    if (all % 16 == 0 && (!normal || p.vector == p.w)) product<Shared, G, MATRICES, HOW>(p, x, norm, outputs, early, *(Shared*)memory);
+    if (all % 16 == 0 && (!normal || p.vector == p.w)) product<G, MATRICES, HOW>(p, x, norm, outputs, early, *(Shared*)memory);
     else unaligned<G, MATRICES, HOW>(p, x, norm, outputs);
 }
 
@@ -404,19 +399,19 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
 // `wait_for_previous`. `WEIGHTS` are their bits.
 template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
-KERNEL(TALL_THREADS) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(THREADS, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                 u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<Tall, 1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
+    product<1, 1, STORE>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-KERNEL(WIDE_THREADS) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
+DENSE_KERNEL(THREADS, 2) linear_add_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                     u32 early) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
-    product<Wide, 1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
+    product<1, 1, ADD_TO>(p, x, norm, outputs, has<1 << 2>(early));
 }
 
-KERNEL(TALL_THREADS) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+DENSE_KERNEL(THREADS, 2) linear3_row(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
                                  const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p,
                                  u32 early) {
     const Output<1> outputs[3] = {
@@ -424,11 +419,11 @@ KERNEL(TALL_THREADS) linear3_row(const void* x, const void* norm, const void* w0
         {{w1}, {bias1}, y1, p.n[1], p.ldy[1]},
         {{w2}, {bias2}, y2, p.n[2], p.ldy[2]},
     };
-    product<Tall, 1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
+    product<1, 3, STORE>(p, x, norm, outputs, has<1 << 2 | 1 << 5 | 1 << 8>(early));
 }
 
-KERNEL(TALL_GATED) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+DENSE_KERNEL(THREADS, 2) linear_gated_row(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
                                       const void* up_bias, void* y, LinearParams p, u32 early) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
-    product<Tall, 2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));
+    product<2, 1, GATE>(p, x, norm, outputs, has<1 << 2 | 1 << 4>(early));
 }

@@ -150,7 +150,7 @@ impl CudaSpec {
     }
 
     /// The operands that the kernel, of signature `spec`, can read before it waits, bit `i` for
-    /// operand `i`: the weights of a product on tensor cores (`has` in the source).
+    /// operand `i`: the weights of a product on tensor cores (`has` in the sources).
     #[must_use]
     pub fn early_reads(&self, spec: &KernelSpec) -> u32 {
         if ![&LINEAR_TILES, &LINEAR_ROW].iter().any(|&m| std::ptr::eq(self.module, m)) {
@@ -314,11 +314,18 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
 }
 
-/// The blocks of [`product_row`]: one for each processor of the largest devices.
-const ROW_BLOCKS: u32 = 132;
-
-/// More than half of the shared memory of a processor, with what each block takes beside.
-const WIDE_SHARED: u32 = 114 << 10;
+/// Bytes of shared memory of a block of [`product_row`], of which two fill a processor: more than
+/// a third of what a processor has, and at most half.
+const ROW_SHARED: std::ops::RangeInclusive<u32> = 76 << 10..=113 << 10;
+/// The shortest row of [`product_row`].
+const ROW_LEAST: u32 = 2048;
+/// The most elements of its weights. Larger matrices are no faster with it.
+const ROW_MOST: u64 = 1 << 26;
+/// Warps of a block of it that multiply, those that do not, and the pieces of its ring (`Shared`
+/// and `COPIERS` in the source).
+const ROW_WARPS: u32 = 8;
+const ROW_OTHERS: u32 = 3;
+const ROW_PIECES: u32 = 5;
 
 /// The product `K` of one long row, whose weights pass through shared memory. An output has
 /// `MATRICES` rows of weights.
@@ -332,26 +339,36 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
         archs: HOPPER,
         takes: |params| {
             LinearParams::from_bytes(params).is_some_and(|p| {
-                p.m == 1 && p.x == p.w && p.x == 1 && p.k.is_multiple_of(8) && (2048..=16384).contains(&p.k)
+                p.m == 1
+                    && [p.x, p.w] == [DType::Bf16 as u32; 2]
+                    && p.k.is_multiple_of(8)
+                    && p.k >= ROW_LEAST
+                    && outputs(&p) * u64::from(MATRICES) * u64::from(p.k) <= ROW_MOST
+                    && row_shared(&p) <= *ROW_SHARED.end()
             })
         },
         geometry: |params| {
             let p: LinearParams = from_bytes(params)?;
-            p.n.iter().try_for_each(|&n| width(n.into()))?;
-            let total: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
-            width(total)?;
-            let (warps, pieces, threads, least) = if K::NAME == LinearAdd::NAME {
-                (8, 6, 11 * WARP, WIDE_SHARED)
-            } else {
-                (16, 4, if MATRICES == 2 { 22 } else { 28 } * WARP, 0)
-            };
-            let rows = if p.flags & linear::NORM == 0 { 1 } else { 2 };
-            let ring = pieces * (8 * (1024 + 16) * 2 + 16);
-            let shared = ring + 64 + warps * 4 + 4 * warps * 16 * 4 + rows * p.k.div_ceil(32) * 64;
-            let blocks = total.min(ROW_BLOCKS.into()) as u32;
-            Ok(Grid::new([blocks, 1, 1]).threads([threads, 1, 1]).shared(shared.max(least)))
+            let blocks = outputs(&p).min(LONG_BLOCKS.into()) as u32;
+            let shared = row_shared(&p).max(*ROW_SHARED.start());
+            let threads = (ROW_WARPS + ROW_OTHERS) * WARP;
+            Ok(Grid::new([blocks, 1, 1]).threads([threads, 1, 1]).shared(shared))
         },
     }
+}
+
+/// The outputs of all matrices.
+fn outputs(p: &LinearParams) -> u64 {
+    p.n.iter().map(|&n| u64::from(n)).sum()
+}
+
+/// What a block of [`product_row`] has in shared memory (`Shared` in the source): the ring and its
+/// flags, the flags and sums of four groups, and x in bf16. A norm has x twice.
+fn row_shared(p: &LinearParams) -> u32 {
+    let piece = 8 * (1024 + 16) * 2 + 16;
+    let sums = 4 * (16 + ROW_WARPS * 16 * 4) + 16 + ROW_WARPS * 4;
+    let rows = if p.flags & linear::NORM == 0 { 1 } else { 2 };
+    (ROW_PIECES * piece + sums).saturating_add(p.k.div_ceil(32).saturating_mul(64 * rows))
 }
 
 /// Whether products on tensor cores take these parameters.
