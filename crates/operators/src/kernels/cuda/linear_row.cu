@@ -2,27 +2,32 @@
 // `linear3` and `linear_gated`, for x, norm and weights of bf16, and rows of a multiple of eight
 // elements. Sums are f32.
 //
-// The weights pass through shared memory. One warp of a block copies pieces of them to a ring there, and
-// the others multiply what has arrived. A launch that may read the weights early fills the ring before
-// it waits for x. So the memory works while the kernels in front end, and no registers are needed for
-// that: a block of the next kernel has room beside one of this.
+// The weights pass through shared memory. Two warps of a block copy pieces of them to a ring there, eight
+// multiply what has arrived, and one finishes outputs. Flags in shared memory say which pieces are full,
+// which are free again, and which sums are there. A launch that may read the weights early fills the ring
+// before it waits for x. So the memory works while the kernel in front ends.
 //
-// The products are those of tensor cores, whose fragment of 16 rows has the row x in its first one. A
-// norm multiplies x by its weight, in f32. The fragment's second row has what the first one lost by
-// rounding. The norm's factor multiplies the finished sums.
+// The products are those of tensor cores. Their fragment of 16 rows has x in its first row. A norm
+// multiplies x by its weight, in f32. The fragment's second row has what the first one loses by rounding.
+// The norm's factor multiplies the finished sums.
 //
-// A block has consecutive rows of weights, eight of them at a time. A warp has an eighth of a piece's
-// columns.
+// A block has consecutive rows of weights, a group of eight at a time. A warp that multiplies has an eighth
+// of the columns of each piece. The order of all sums depends on the parameters alone.
 
 static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
-// Warps of a block that copy.
+// Warps of a block that multiply, and those that copy. One more finishes outputs.
+static constexpr u32 WARPS = 8;
 static constexpr u32 COPIERS = 2;
+static constexpr u32 MULTIPLIERS = WARPS * WARP;
+static constexpr u32 THREADS = (WARPS + 1 + COPIERS) * WARP;
 // Rows of weights of a group, in each matrix of a gated product.
 static constexpr u32 ROWS = 8;
-// Columns of a piece of a group. A gated product has half as many.
+// Columns of a piece of a group, and the pieces of the ring. A gated product has half as many columns. A warp
+// pays for each copy, so a copy has kilobytes.
 static constexpr u32 PIECE = 1024;
+static constexpr u32 PIECES = 5;
 // Elements behind a row of a piece, which keep rows in different banks.
 static constexpr u32 PAD = 8;
 // Columns that a warp multiplies at a time.
@@ -32,28 +37,24 @@ static constexpr u32 SETS = 4;
 // Bytes of a line of the L2 cache.
 static constexpr u32 LINE = 128;
 
-// A block has `WARPS` warps that multiply, one that finishes outputs, and COPIERS. Its ring has `PIECES`.
-template <u32 W, u32 P> struct Block {
-    static constexpr u32 WARPS = W, PIECES = P, THREADS = W * WARP;
-    u16 ring[P][ROWS * (PIECE + 2 * PAD)];
-    u64 full[P];
-    u64 free[P];
+// A block's shared memory. The rows of x are behind it.
+//
+// Two blocks fill a processor: the host asks for more than a third of its shared memory. So a launch of two
+// blocks for each processor divides its rows evenly, and a block of the kernel behind begins when one of
+// this ends. With room for a third block, a processor that is free early would take two of the next ones.
+struct Shared {
+    u16 ring[PIECES][ROWS * (PIECE + 2 * PAD)];
+    u64 full[PIECES];
+    u64 free[PIECES];
     u64 summed[SETS];
     u64 finished[SETS];
-    u64 staged;
-    u64 none;
-    float squares[W];
-    float sums[SETS][W][2 * ROWS];
+    u64 staged[2];
+    float squares[WARPS];
+    float sums[SETS][WARPS][2 * ROWS];
     // The rows of x, in the order of `word_of`.
     __device__ __forceinline__ u32* x() { return (u32*)(this + 1); }
 };
-
-// Two blocks fill a processor: the host asks for more than a third of its shared memory. So a launch with
-// two blocks for each processor divides its rows evenly, and a block of the kernel behind begins when one
-// of this ends.
-typedef Block<8, 5> Shared;
 static_assert(sizeof(Shared) % 16 == 0, "x is aligned");
-static constexpr u32 MULTIPLIERS = Shared::WARPS * WARP, THREADS = (Shared::WARPS + 1 + COPIERS) * WARP;
 
 // Words from one row of x to the next.
 INLINE u32 width(const LinearParams& p) { return (p.k - 1) / CHUNK * (CHUNK / 2) + CHUNK / 2; }
@@ -78,12 +79,12 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
     return o;
 }
 
-// Copies the pieces of rows `begin` to `end` of all: what the first warp does.
+// Copies the pieces of rows `begin` to `end` of all: what the copying warps do, in turns.
 template <int G, int MATRICES>
 INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bool early, Shared& shared, u32 begin, u32 end) {
     constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD;
     const u32 lane = threadIdx.x % WARP, g = lane / ROWS, of = lane % ROWS;
-    u32 slot = 0, phase = 1, turn = threadIdx.x / WARP - Shared::WARPS - 1;
+    u32 slot = 0, phase = 1, turn = threadIdx.x / WARP - WARPS - 1;
     if (!early) wait_for_previous();
 #pragma unroll 1
     for (u32 first = begin; first < end; first += ROWS) {
@@ -94,7 +95,6 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
         const u16* const from = (const u16*)(g == 1 ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
 #pragma unroll 1
         for (u32 column = 0; column < p.k; column += COLUMNS) {
-            // The warps take turns.
             if (turn == 0) {
                 const u32 bytes = smaller(p.k - column, COLUMNS) * (u32)sizeof(u16);
                 wait_for(shared.free + slot, phase);
@@ -105,7 +105,7 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
                 if (lane == 0) end_copies(shared.full + slot);
             }
             turn = turn == 0 ? COPIERS - 1 : turn - 1;
-            if (++slot == Shared::PIECES) {
+            if (++slot == PIECES) {
                 slot = 0;
                 phase ^= 1;
             }
@@ -116,7 +116,7 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
 // The row x to shared memory, by the warps that multiply: in the first row, and what that loses in the
 // second one if there is a norm.
 INLINE void stage(const LinearParams& p, const void* x, const void* norm, Shared& shared) {
-    constexpr u32 READS = 32 / Shared::WARPS, STEP = MULTIPLIERS * 8;
+    constexpr u32 READS = 32 / WARPS, STEP = MULTIPLIERS * 8;
     const u32 thread = threadIdx.x;
     u32* const values = shared.x();
     const bool normal = p.flags & NORM;
@@ -181,7 +181,7 @@ INLINE void words_at(u32 (&v)[4], const u32* p, bool wanted) {
 
 // The sums of a warp's columns of all pieces.
 template <int G> INLINE void multiply_all(const LinearParams& p, Shared& shared, u32 begin, u32 end) {
-    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / Shared::WARPS, CHUNKS = OWN / CHUNK;
+    constexpr u32 COLUMNS = PIECE / G, PITCH = COLUMNS + PAD, OWN = COLUMNS / WARPS, CHUNKS = OWN / CHUNK;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = warp * OWN;
     // Lanes of the fragment's first rows have words of x. Those of a piece's rows name them.
     const bool has = lane < (p.flags & NORM ? 8 : 4);
@@ -234,7 +234,7 @@ template <int G> INLINE void multiply_all(const LinearParams& p, Shared& shared,
                 }
             }
             arrive(shared.free + slot);
-            if (++slot == Shared::PIECES) {
+            if (++slot == PIECES) {
                 slot = 0;
                 phase ^= 1;
             }
@@ -281,7 +281,7 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
         if (first == begin && (p.flags & NORM)) {
             float all = 0.0f;
 #pragma unroll
-            for (u32 w = 0; w < Shared::WARPS; ++w) all += shared.squares[w];
+            for (u32 w = 0; w < WARPS; ++w) all += shared.squares[w];
             factor = 1.0f / sqrtf(all / (float)p.k + p.eps);
         }
         float y[G];
@@ -289,7 +289,7 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
         for (int g = 0; g < G; ++g) {
             y[g] = 0.0f;
 #pragma unroll
-            for (u32 w = 0; w < Shared::WARPS; ++w) y[g] += shared.sums[set][w][g * ROWS + lane % ROWS];
+            for (u32 w = 0; w < WARPS; ++w) y[g] += shared.sums[set][w][g * ROWS + lane % ROWS];
             y[g] = y[g] * factor + bias[g];
         }
         arrive(shared.finished + set);
@@ -313,16 +313,16 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
     const u32 begin = blockIdx.x * each + smaller(blockIdx.x, more), end = begin + each + (blockIdx.x < more);
     if (threadIdx.x == MULTIPLIERS) {
 #pragma unroll
-        for (u32 i = 0; i < Shared::PIECES; ++i) {
+        for (u32 i = 0; i < PIECES; ++i) {
             make_flag(shared.full + i, 1);
-            make_flag(shared.free + i, Shared::WARPS);
+            make_flag(shared.free + i, WARPS);
         }
 #pragma unroll
         for (u32 i = 0; i < SETS; ++i) {
-            make_flag(shared.summed + i, Shared::WARPS);
+            make_flag(shared.summed + i, WARPS);
             make_flag(shared.finished + i, 1);
         }
-        make_flag(&shared.staged, Shared::WARPS);
+        make_flag(shared.staged, WARPS);
         show_writes();
     }
     __syncthreads();
@@ -333,8 +333,8 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
     wait_for_previous();
     if (threadIdx.x >= MULTIPLIERS) return finish<G, MATRICES, HOW>(p, outputs, shared, begin, end);
     stage(p, x, norm, shared);
-    arrive(&shared.staged);
-    wait_for(&shared.staged, 0);
+    arrive(shared.staged);
+    wait_for(shared.staged, 0);
     multiply_all<G>(p, shared, begin, end);
 }
 
