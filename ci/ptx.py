@@ -22,9 +22,9 @@ import nvidia.cu13
 # every later one.
 ARCHITECTURE = "compute_75"
 # Sources that need the instructions of a later one.
-LATER = {"attention_tiles.cu": "compute_80", "attention_warpgroups.cu": "compute_90a", "linear_tiles.cu": "compute_80"}
+LATER = {"attention_tiles.cu": "compute_80", "attention_warpgroups.cu": "compute_90a", "linear_row.cu": "compute_90", "linear_tiles.cu": "compute_80"}
 # Sources that need instructions of one architecture alone, and its name with them.
-ALONE = {"attention_warpgroups.cu": "sm_90a"}
+ALONE = {"attention_warpgroups.cu": "sm_90a", "linear_row.cu": "sm_90"}
 # The first architecture of each major number from 8 on: later ones with this number run its code.
 MACHINES = ["sm_80", "sm_90", "sm_100", "sm_120"]
 # Compiled to see that the sources compile; these devices run the code for sm_80.
@@ -44,7 +44,7 @@ OPTIONS = [
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources. A tensor.cuh follows it in front
-# of those that need a later architecture.
+# of those that need a later architecture, and a bulk.cuh in front of those for one architecture alone.
 FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("crates/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
@@ -105,8 +105,8 @@ def normalised(text):
 
 
 def source_of(path):
-    common, tensor = path.parent / "common.cuh", path.parent / "tensor.cuh"
-    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [path]
+    common, tensor, bulk = (path.parent / f"{name}.cuh" for name in ("common", "tensor", "bulk"))
+    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [bulk] * (path.name in ALONE) + [path]
     return "\n".join(f'#line 1 "{file.name}"\n{file.read_text()}' for file in files)
 
 

@@ -4,7 +4,7 @@
 //! ```sh
 //! target/nvrtc/bin/python bench/stamps.py stamped FOLDER
 //! cargo run --release -p leasehold-llama --features leasehold/cuda --example stamps -- \
-//!     CONFIG FOLDER
+//!     CONFIG FOLDER ...
 //! ```
 //! It needs a device of compute capability 9.0, for which the images are.
 //!
@@ -45,17 +45,18 @@ const STAMPED: usize = 4;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [config, folder] = &arguments[..] else {
-        eprintln!("usage: stamps CONFIG FOLDER");
+    let Some((config, folders)) = arguments.split_first().filter(|(_, rest)| !rest.is_empty())
+    else {
+        eprintln!("usage: stamps CONFIG FOLDER ...");
         return ExitCode::from(2);
     };
-    match run(config.as_ref(), folder.as_ref()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("stamps: {error}");
-            ExitCode::FAILURE
+    for folder in folders {
+        if let Err(error) = run(config.as_ref(), folder.as_ref()) {
+            eprintln!("stamps: {folder}: {error}");
+            return ExitCode::FAILURE;
         }
     }
+    ExitCode::SUCCESS
 }
 
 /// The machine code of `folder` for device `of`, by module, with the log's address in place.

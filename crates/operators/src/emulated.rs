@@ -86,7 +86,9 @@ impl EmulatedCuda {
         static MADE: Made = Made::new();
         let compile = || {
             // Each module has a namespace, because they share names.
-            let mut text = [cuda::COMMON, "#line 1 \"tensor.cuh\"\n", cuda::TENSOR].concat();
+            let headers = [("tensor.cuh", cuda::TENSOR), ("bulk.cuh", cuda::BULK)]
+                .map(|(name, text)| format!("#line 1 \"{name}\"\n{text}"));
+            let mut text = cuda::COMMON.to_owned() + &headers.concat();
             for (i, module) in cuda::MODULES.iter().enumerate() {
                 let cuda::Module { name, source, .. } = module;
                 let space = format!("namespace file{i} {{\n#line 1 \"{name}\"\n{source}\n}}\n");

@@ -116,29 +116,6 @@ INLINE void add_values(float (&sum)[DIM / 8][4], const u32 (&weight)[ROWS / 8][2
     end_products();
 }
 
-// Shows this thread's writes of shared memory to the products behind the next barrier.
-INLINE void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// A phase of a flag in shared memory is over when `count` warps have arrived.
-INLINE void make_flag(u64* flag, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(flag)), "r"(count) : "memory");
-}
-INLINE void arrive(u64* flag) {
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) {
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(flag)) : "memory");
-    }
-}
-// Waits until phase `phase` of the flag is over, which is the present one or the one before.
-INLINE void wait_for(u64* flag, u32 phase) {
-    u32 over;
-    do {
-        asm volatile("{.reg .pred over; mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2; selp.u32 %0, 1, 0, over;}"
-                     : "=r"(over)
-                     : "r"((u32)__cvta_generic_to_shared(flag)), "r"(phase & 1)
-                     : "memory");
-    } while (!over);
-}
 // The compiler would compute the weights behind the wait for the products. So it gets a reason to compute
 // the totals in front of it: a store that never happens. With three warpgroups this was no faster.
 INLINE void keep_in_front(void* place, const float (&total)[2], u32 rows) {
@@ -197,22 +174,6 @@ INLINE void add_values(float (&sum)[DIM / 8][4], const u32 (&weight)[ROWS / 8][2
     }
 }
 
-INLINE void show_writes() {}
-
-// The count, and the arrivals so far.
-INLINE void make_flag(u64* flag, u32 count) { *flag = (u64)count << 32; }
-INLINE void arrive(u64* flag) {
-    __threadfence();
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) atomicAdd(flag, 1ull);
-}
-INLINE void wait_for(u64* flag, u32 phase) {
-    for (;;) {
-        const u64 word = atomicAdd(flag, 0ull);
-        if (((u32)word / (u32)(word >> 32) ^ phase) & 1) return;
-        __nanosleep(32);
-    }
-}
 INLINE void keep_in_front(void*, const float (&)[2], u32) {}
 INLINE void let_start(u32) {}
 INLINE void wait_to_start(u32) {}

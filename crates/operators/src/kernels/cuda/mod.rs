@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
+//! | `bulk.cuh` | flags and copies of Hopper devices; prepended to the files for these alone |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `leasehold-kernels-cuda` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
@@ -34,6 +35,8 @@ use std::borrow::Cow;
 pub const COMMON: &str = include_str!("common.cuh");
 /// Text that follows [`COMMON`] in the modules of [`TENSOR_KERNELS`].
 pub const TENSOR: &str = include_str!("tensor.cuh");
+/// Text that follows [`TENSOR`] in the modules for Hopper devices.
+pub const BULK: &str = include_str!("bulk.cuh");
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +92,8 @@ modules! {
     ATTENTION = attention for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Matrix products of several rows on tensor cores, for devices from compute capability 8.0 on.
     LINEAR_TILES = linear_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
+    /// Matrix products of one long row, for devices of compute capability 9.0.
+    LINEAR_ROW = linear_row for SM_90 (9, 0);
     /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
     ATTENTION_TILES = attention_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention of many rows by products of warpgroups, for devices of compute capability 9.0.
@@ -147,10 +152,10 @@ impl CudaSpec {
     }
 
     /// The operands that the kernel, of signature `spec`, can read before it waits, bit `i` for
-    /// operand `i`: the weights of a product on tensor cores (`has` in the source).
+    /// operand `i`: the weights of a product on tensor cores (`has` in the sources).
     #[must_use]
     pub fn early_reads(&self, spec: &KernelSpec) -> u32 {
-        if !std::ptr::eq(self.module, &LINEAR_TILES) {
+        if ![&LINEAR_TILES, &LINEAR_ROW].iter().any(|&m| std::ptr::eq(self.module, m)) {
             return 0;
         }
         let weights = spec.operands.iter().enumerate().filter(|(_, o)| o.name.contains("weight"));
@@ -208,6 +213,10 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         },
         geometry: |params| DecodeAttention::cuda(&from_bytes(params)?),
     },
+    product_row::<Linear, 1>("linear_row"),
+    product_row::<LinearAdd, 1>("linear_add_row"),
+    product_row::<Linear3, 1>("linear3_row"),
+    product_row::<LinearGated, 2>("linear_gated_row"),
     product_tiles::<Linear, 1>("linear_tiles"),
     product_tiles::<LinearAdd, 1>("linear_add_tiles"),
     product_tiles::<Linear3, 1>("linear3_tiles"),
@@ -354,6 +363,63 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     }
     let grid = [p.m.div_ceil(side), blocks as u32, 1];
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
+}
+
+/// Bytes of shared memory of a block of [`product_row`], of which two fill a processor: more than
+/// a third of what a processor has, and at most half.
+const ROW_SHARED: std::ops::RangeInclusive<u32> = 76 << 10..=113 << 10;
+/// The shortest row of [`product_row`].
+const ROW_LEAST: u32 = 2048;
+/// The most elements of its weights. Larger matrices are no faster with it.
+const ROW_MOST: u64 = 1 << 26;
+/// Warps of a block of it that multiply, those that do not, and the pieces of its ring (`Shared`
+/// and `COPIERS` in the source).
+const ROW_WARPS: u32 = 8;
+const ROW_OTHERS: u32 = 3;
+const ROW_PIECES: u32 = 5;
+
+/// The product `K` of one long row, whose weights pass through shared memory. An output has
+/// `MATRICES` rows of weights.
+const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
+    entry: &'static str,
+) -> CudaSpec {
+    CudaSpec {
+        name: K::NAME,
+        entry,
+        module: &LINEAR_ROW,
+        archs: HOPPER,
+        takes: |params| {
+            LinearParams::from_bytes(params).is_some_and(|p| {
+                p.m == 1
+                    && [p.x, p.w] == [DType::Bf16 as u32; 2]
+                    && p.k.is_multiple_of(8)
+                    && p.k >= ROW_LEAST
+                    && outputs(&p) * u64::from(MATRICES) * u64::from(p.k) <= ROW_MOST
+                    && row_shared(&p) <= *ROW_SHARED.end()
+            })
+        },
+        geometry: |params| {
+            let p: LinearParams = from_bytes(params)?;
+            let blocks = outputs(&p).min(LONG_BLOCKS.into()) as u32;
+            let shared = row_shared(&p).max(*ROW_SHARED.start());
+            let threads = (ROW_WARPS + ROW_OTHERS) * WARP;
+            Ok(Grid::new([blocks, 1, 1]).threads([threads, 1, 1]).shared(shared))
+        },
+    }
+}
+
+/// The outputs of all matrices.
+fn outputs(p: &LinearParams) -> u64 {
+    p.n.iter().map(|&n| u64::from(n)).sum()
+}
+
+/// What a block of [`product_row`] has in shared memory (`Shared` in the source): the ring and its
+/// flags, the flags and sums of four groups, and x in bf16. A norm has x twice.
+fn row_shared(p: &LinearParams) -> u32 {
+    let piece = 8 * (1024 + 16) * 2 + 16;
+    let sums = 4 * (16 + ROW_WARPS * 16 * 4) + 16 + ROW_WARPS * 4;
+    let rows = if p.flags & linear::NORM == 0 { 1 } else { 2 };
+    (ROW_PIECES * piece + sums).saturating_add(p.k.div_ceil(32).saturating_mul(64 * rows))
 }
 
 /// Whether products on tensor cores take these parameters.
