@@ -316,6 +316,7 @@ fn skewed(t: &mut Tensor, skew: usize) -> Binding {
 
 /// All four products of a case on the emulated tensor cores, with operands that begin `skew`
 /// elements behind a multiple of 16 bytes. Of the results, every row of number `step` is compared.
+/// One row has kernels of its own.
 fn on_tensor_cores(c: Case, skew: usize, step: usize) {
     let front = |dtype: DType, n: usize, seed: u64| {
         let mut values = vec![-512.0; skew];
@@ -355,39 +356,41 @@ fn on_tensor_cores(c: Case, skew: usize, step: usize) {
         .step_by(step)
         .flat_map(|row| row[..c.k].to_vec())
         .collect();
-    let (some_x, none) = (Tensor::new(c.x, &some_x), plain(c.w, c.k, 2));
+    let (some_x, norm) = (Tensor::new(c.x, &some_x), plain(c.w, c.k, 2));
     let some = |c: &Case| Case { m: c.m.div_ceil(step), gap: 0, ..*c };
     let wanted: Vec<(Vec<f64>, Vec<f64>)> = (0..3)
         .map(|i| {
             let (w, b) =
                 (plain(c.w, sizes[i] * c.k, 10 + i as u64), plain(c.w, sizes[i], 20 + i as u64));
-            product(&some(&each[i]), &some_x, &none, &w, &b)
+            product(&some(&each[i]), &some_x, &norm, &w, &b)
         })
         .collect();
     let x = skewed(&mut x, skew);
+    let mut norm = front(c.w, c.k, 2);
+    let norm = if c.flags & NORM == 0 { NONE } else { skewed(&mut norm, skew) };
     let w: Vec<Binding> = w.iter_mut().map(|w| skewed(w, skew)).collect();
     let bias: Vec<Binding> = bias.iter_mut().map(|b| skewed(b, skew)).collect();
     let run = |name: &str, p: &LinearParams, bindings: &[Binding]| {
-        let entry = format!("{name}_tiles");
+        let entry = format!("{name}_{}", if c.m == 1 { "row" } else { "tiles" });
         let tensor = TENSOR_KERNELS.iter().find(|cuda| cuda.entry == entry).expect("an entry");
         assert!(tensor.takes(p.as_bytes()), "{p:?}");
         run(Level::Cuda("cuda/sm_90"), name, p, bindings);
     };
 
     let mut y = before(c.n);
-    run("linear", &params(&c), &[x, NONE, w[0], bias[0], skewed(&mut y, y_skew)]);
+    run("linear", &params(&c), &[x, norm, w[0], bias[0], skewed(&mut y, y_skew)]);
     let (sums, errors) = &wanted[0];
     close(&format!("linear {c:?}"), &rows_of(&c, &y), sums, |i| bound(&c, errors[i], sums[i]));
 
     let mut y = before(c.n);
-    run("linear_add", &params(&c), &[x, NONE, w[0], bias[0], skewed(&mut y, y_skew)]);
+    run("linear_add", &params(&c), &[x, norm, w[0], bias[0], skewed(&mut y, y_skew)]);
     let added: Vec<f64> = sums.iter().map(|v| v + 0.5).collect();
     close(&format!("linear_add {c:?}"), &rows_of(&c, &y), &added, |i| {
         bound(&c, errors[i] + 1.0, added[i])
     });
 
     let mut ys: Vec<Tensor> = sizes.iter().map(|&n| before(n)).collect();
-    let mut bindings = vec![x, NONE];
+    let mut bindings = vec![x, norm];
     for (i, y) in ys.iter_mut().enumerate() {
         bindings.extend([w[i], bias[i], skewed(y, y_skew)]);
     }
@@ -404,10 +407,10 @@ fn on_tensor_cores(c: Case, skew: usize, step: usize) {
     }
 
     let (plain_up, plain_bias) = (plain(c.w, c.n * c.k, 30), plain(c.w, c.n, 20));
-    let other = product(&some(&c), &some_x, &none, &plain_up, &plain_bias);
+    let other = product(&some(&c), &some_x, &norm, &plain_up, &plain_bias);
     let mut y = before(c.n);
     let up = skewed(&mut up, skew);
-    let bindings = [x, NONE, w[0], bias[0], up, bias[0], skewed(&mut y, y_skew)];
+    let bindings = [x, norm, w[0], bias[0], up, bias[0], skewed(&mut y, y_skew)];
     run("linear_gated", &params(&c), &bindings);
     let gated: Vec<f64> =
         wanted[0].0.iter().zip(&other.0).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
@@ -447,6 +450,26 @@ fn tensor_cores_multiply_several_rows() {
             turn += 1;
         }
     }
+}
+
+/// Pieces, chunks and groups that end within a row of weights or within a block, and operands that
+/// are not aligned.
+#[test]
+fn tensor_cores_multiply_one_long_row() {
+    if !levels().contains(&Level::Cuda("cuda/sm_90")) {
+        return;
+    }
+    let half = DType::Bf16;
+    for (turn, k) in [2048, 2056, 2080, 2304, 3072, 4120].into_iter().enumerate() {
+        let y = if turn % 3 == 2 { DType::F32 } else { half };
+        let flags = [NORM, BIAS, NORM | BIAS, 0][turn % 4];
+        let n = [1, 70, 9, 283][turn % 4];
+        let c = Case { m: 1, k, n, gap: 0, x: half, w: half, y, flags };
+        on_tensor_cores(c, 0, 1);
+        on_tensor_cores(Case { n: 9, ..c }, 1 + turn % 7, 1);
+    }
+    let groups = Case { m: 1, k: 2048, n: 2500, gap: 0, x: half, w: half, y: half, flags: NORM };
+    on_tensor_cores(groups, 0, 1);
 }
 
 /// More groups of outputs than blocks, and tiles of 128 rows.

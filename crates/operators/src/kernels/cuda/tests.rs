@@ -133,6 +133,46 @@ fn tensor_cores_take_products_of_several_rows() {
     }
 }
 
+/// Bytes of shared memory that a processor has, and those that a block takes beside its own.
+const PROCESSOR: u32 = 228 << 10;
+const BESIDE: u32 = 1 << 10;
+
+#[test]
+fn two_blocks_of_a_long_row_fill_a_processor() {
+    let p = LinearParams { m: 1, k: 2048, n: [2048, 0, 0], x: 1, w: 1, ..Default::default() };
+    let normed = LinearParams { flags: cpu::linear::NORM, ..p };
+    let row = tensor_kernel("linear_row");
+    let most = LinearParams { k: 14_336, ..p };
+    let most_normed = LinearParams { k: 7_168, ..normed };
+    for taken in [p, normed, most, most_normed, LinearParams { n: [5, 0, 0], ..p }] {
+        assert!(row.takes(taken.as_bytes()), "{taken:?}");
+        let grid = row.geometry(taken.as_bytes()).unwrap();
+        assert_eq!(grid.blocks, [taken.n[0].min(264), 1, 1]);
+        assert_eq!(grid.threads, [352, 1, 1]);
+        assert!(2 * (grid.shared + BESIDE) <= PROCESSOR, "{taken:?}");
+        assert!(3 * (grid.shared + BESIDE) > PROCESSOR, "{taken:?}");
+    }
+    let large = LinearParams { n: [(1 << 15) + 1, 0, 0], ..p };
+    for other in [
+        LinearParams { m: 2, ..p },
+        LinearParams { k: 2040, ..p },
+        LinearParams { k: 2052, ..p },
+        LinearParams { k: 16_384, ..p },
+        LinearParams { k: 14_336, ..normed },
+        LinearParams { x: 2, w: 2, ..p },
+        LinearParams { x: 0, ..p },
+        large,
+    ] {
+        assert!(!row.takes(other.as_bytes()), "{other:?}");
+    }
+    let gated = tensor_kernel("linear_gated_row");
+    let half = LinearParams { n: [1 << 14, 0, 0], ..p };
+    assert!(gated.takes(half.as_bytes()));
+    assert!(!gated.takes(LinearParams { n: [(1 << 14) + 1, 0, 0], ..p }.as_bytes()));
+    let three = LinearParams { n: [2048, 512, 512], ..p };
+    assert!(tensor_kernel("linear3_row").takes(three.as_bytes()));
+}
+
 #[test]
 fn tensor_cores_take_some_attention() {
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
