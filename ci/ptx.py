@@ -44,7 +44,8 @@ OPTIONS = [
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources. A tensor.cuh follows it in front
-# of those that need a later architecture, and a bulk.cuh in front of those for one architecture alone.
+# of those that need a later architecture, and then a bulk.cuh where one architecture alone has the
+# instructions.
 FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("crates/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]

@@ -366,8 +366,8 @@ fn on_tensor_cores(c: Case, skew: usize, step: usize) {
         })
         .collect();
     let x = skewed(&mut x, skew);
-    let mut norm = front(c.w, c.k, 2);
-    let norm = if c.flags & NORM == 0 { NONE } else { skewed(&mut norm, skew) };
+    let mut factors = front(c.w, c.k, 2);
+    let factors = if c.flags & NORM == 0 { NONE } else { skewed(&mut factors, skew) };
     let w: Vec<Binding> = w.iter_mut().map(|w| skewed(w, skew)).collect();
     let bias: Vec<Binding> = bias.iter_mut().map(|b| skewed(b, skew)).collect();
     let run = |name: &str, p: &LinearParams, bindings: &[Binding]| {
@@ -378,19 +378,19 @@ fn on_tensor_cores(c: Case, skew: usize, step: usize) {
     };
 
     let mut y = before(c.n);
-    run("linear", &params(&c), &[x, norm, w[0], bias[0], skewed(&mut y, y_skew)]);
+    run("linear", &params(&c), &[x, factors, w[0], bias[0], skewed(&mut y, y_skew)]);
     let (sums, errors) = &wanted[0];
     close(&format!("linear {c:?}"), &rows_of(&c, &y), sums, |i| bound(&c, errors[i], sums[i]));
 
     let mut y = before(c.n);
-    run("linear_add", &params(&c), &[x, norm, w[0], bias[0], skewed(&mut y, y_skew)]);
+    run("linear_add", &params(&c), &[x, factors, w[0], bias[0], skewed(&mut y, y_skew)]);
     let added: Vec<f64> = sums.iter().map(|v| v + 0.5).collect();
     close(&format!("linear_add {c:?}"), &rows_of(&c, &y), &added, |i| {
         bound(&c, errors[i] + 1.0, added[i])
     });
 
     let mut ys: Vec<Tensor> = sizes.iter().map(|&n| before(n)).collect();
-    let mut bindings = vec![x, norm];
+    let mut bindings = vec![x, factors];
     for (i, y) in ys.iter_mut().enumerate() {
         bindings.extend([w[i], bias[i], skewed(y, y_skew)]);
     }
@@ -410,7 +410,7 @@ fn on_tensor_cores(c: Case, skew: usize, step: usize) {
     let other = product(&some(&c), &some_x, &norm, &plain_up, &plain_bias);
     let mut y = before(c.n);
     let up = skewed(&mut up, skew);
-    let bindings = [x, norm, w[0], bias[0], up, bias[0], skewed(&mut y, y_skew)];
+    let bindings = [x, factors, w[0], bias[0], up, bias[0], skewed(&mut y, y_skew)];
     run("linear_gated", &params(&c), &bindings);
     let gated: Vec<f64> =
         wanted[0].0.iter().zip(&other.0).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
