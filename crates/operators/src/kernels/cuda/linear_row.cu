@@ -62,23 +62,6 @@ INLINE u32 width(const LinearParams& p) { return (p.k - 1) / CHUNK * (CHUNK / 2)
 // The place of a pair of columns: a lane's four pairs of a chunk are together.
 INLINE u32 word_of(u32 pair) { return pair / 16 * 16 + pair % 4 * 4 + pair % 16 / 4; }
 
-// The matrix of row `index` of all, and the row's number in it.
-template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u32& index) {
-    Output<G> o = outputs[0];
-    u32 behind = o.n;
-#pragma unroll
-    for (int i = 1; i < MATRICES; ++i) {
-        if (index >= behind) {
-            o = outputs[i];
-            index -= behind;
-            behind = o.n;
-        } else {
-            behind = ~0u;
-        }
-    }
-    return o;
-}
-
 // Copies the pieces of rows `begin` to `end` of all: what the copying warps do, in turns.
 template <int G, int MATRICES>
 INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bool early, Shared& shared, u32 begin, u32 end) {
@@ -91,7 +74,7 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
         const u32 rows = smaller(end - first, ROWS);
         const bool copies = g < G && of < rows;
         u32 n = first + (copies ? of : 0);
-        const Output<G> o = find(outputs, n);
+        const Output<G> o = find<1>(outputs, n);
         const u16* const from = (const u16*)(g == 1 ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
 #pragma unroll 1
         for (u32 column = 0; column < p.k; column += COLUMNS) {
@@ -268,7 +251,7 @@ INLINE void finish(const LinearParams& p, const Output<G> (&outputs)[MATRICES], 
     for (u32 first = begin; first < end; first += ROWS) {
         const bool has = lane < smaller(end - first, ROWS);
         u32 n = first + (has ? lane : 0);
-        const Output<G> o = find(outputs, n);
+        const Output<G> o = find<1>(outputs, n);
         float before = 0.0f, bias[G];
 #pragma unroll
         for (int g = 0; g < G; ++g) bias[g] = 0.0f;
@@ -349,7 +332,7 @@ INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, co
 #pragma unroll 1
     for (u32 row = blockIdx.x * warps + warp; row < total; row += gridDim.x * warps) {
         u32 n = row;
-        const Output<G> o = find(outputs, n);
+        const Output<G> o = find<1>(outputs, n);
         float sum[G], squares = 0.0f;
 #pragma unroll
         for (int g = 0; g < G; ++g) sum[g] = 0.0f;
@@ -394,10 +377,6 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
     if (all % 16 == 0 && (!normal || p.vector == p.w)) product<G, MATRICES, HOW>(p, x, norm, outputs, early, *(Shared*)memory);
     else unaligned<G, MATRICES, HOW>(p, x, norm, outputs);
 }
-
-// Whether the launch's word, bit i for operand i, lets the kernel read all matrices of weights before
-// `wait_for_previous`. `WEIGHTS` are their bits.
-template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
 DENSE_KERNEL(THREADS, 2) linear_row(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p,
                                 u32 early) {

@@ -32,24 +32,6 @@ static constexpr u32 STAGE = 8192;
 // Elements of a block's shared memory, which serves both methods.
 static constexpr u32 SHARED = STAGES * STAGE;
 
-// The matrix of block `index` of those of all matrices, and the block's number in it. A block has
-// `OUTPUTS` outputs.
-template <u32 OUTPUTS, int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u32& index) {
-    Output<G> o = outputs[0];
-    u32 behind = (o.n - 1) / OUTPUTS + 1;
-#pragma unroll
-    for (int i = 1; i < MATRICES; ++i) {
-        if (index >= behind) {
-            o = outputs[i];
-            index -= behind;
-            behind = (o.n - 1) / OUTPUTS + 1;
-        } else {
-            behind = ~0u;
-        }
-    }
-    return o;
-}
-
 // Adds the sets of sums in `sums`, `set` elements apart, and finishes outputs from row `first_m` and
 // output `first_n` on: `rows` rows, `pitch` elements apart, of `wide` outputs each. The second sums of a
 // gated product are `up` elements behind the first ones.
@@ -151,10 +133,6 @@ template <u32 ROWS, int G> INLINE const u16* weight_row(const LinearParams& p, c
     const u32 n = smaller(index * OUTPUTS + row % OUTPUTS, o.n - 1);
     return (const u16*)(G == 2 && row >= OUTPUTS ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
 }
-
-// Whether the launch's word, bit i for operand i, lets the kernel read all matrices of weights before
-// `wait_for_previous`. `WEIGHTS` are their bits.
-template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
 
 // Asks for weights of the block, from this byte of each row on: a line by each thread.
 template <u32 ROWS, int G, int MATRICES>

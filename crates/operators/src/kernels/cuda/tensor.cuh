@@ -1,6 +1,6 @@
 // What kernels on tensor cores share: the instructions, which compute capability 8.0 and later have, and
-// what these kernels do with rows of fragments. The compiling code prepends it, behind the common part, to
-// the files that need that capability.
+// what these kernels do with rows of fragments and with matrices of weights. The compiling code prepends
+// it, behind the common part, to the files that need that capability.
 
 // ---- Matrix fragments of a warp. Lane l holds, of each 8 by 8 matrix, the elements 2 (l % 4) and
 // 2 (l % 4) + 1 of row l / 4.
@@ -109,3 +109,27 @@ INLINE float row_sum(float v) {
     v += __shfl_xor_sync(ALL, v, 1);
     return v + __shfl_xor_sync(ALL, v, 2);
 }
+
+// ---- Matrix products
+
+// The matrix of block `index` of those of all matrices, and the block's number in it. A block has
+// `OUTPUTS` outputs.
+template <u32 OUTPUTS, int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u32& index) {
+    Output<G> o = outputs[0];
+    u32 behind = (o.n - 1) / OUTPUTS + 1;
+#pragma unroll
+    for (int i = 1; i < MATRICES; ++i) {
+        if (index >= behind) {
+            o = outputs[i];
+            index -= behind;
+            behind = (o.n - 1) / OUTPUTS + 1;
+        } else {
+            behind = ~0u;
+        }
+    }
+    return o;
+}
+
+// Whether the launch's word, bit i for operand i, lets the kernel read all matrices of weights before
+// `wait_for_previous`. `WEIGHTS` are their bits.
+template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
