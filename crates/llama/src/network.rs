@@ -171,7 +171,7 @@ impl From<Exchange> for Task {
     }
 }
 
-/// What takes the tasks of a computation in their order: it keeps them, or submits each at once.
+/// The receiver of a computation's tasks, in their order: it keeps them, or submits each at once.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(Task) -> Result<()>;
 
 /// The tasks that `make` gives, in their order.

@@ -451,7 +451,7 @@ pub(crate) struct Products {
     gated: Option<Gated>,
 }
 
-/// What makes two products those of a gated layer, whose operands have one `y` behind the others.
+/// The rest of a gated layer, whose operands have one `y` behind the others.
 struct Gated {
     /// The `y` of the second product.
     up: BufferPart,
@@ -466,7 +466,7 @@ impl Products {
         Self { gated: Some(Gated { up, multiply: Box::new(multiply) }), ..self }
     }
 
-    /// What the products use beside the kernel's operands.
+    /// The operands of the products beside the kernel's.
     pub(crate) fn own_operands(&self) -> impl Iterator<Item = Operand<'_>> {
         let up = self.gated.as_ref().map(|gated| gated.up.operand(Access::ReadWrite));
         up.into_iter().chain([self.gemm.workspace.read_write()])

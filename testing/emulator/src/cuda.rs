@@ -131,7 +131,7 @@ fn at(token: &Token<'_>, why: &str) -> String {
 /// The preprocessed text with a record for each kernel.
 ///
 /// # Errors
-/// What is not emulated, with its line; a text without kernels.
+/// Instructions that the emulator has not, with their lines; a text without kernels.
 pub(crate) fn translate(text: &str) -> Result<String, String> {
     let all = tokens(text, HEADERS)?;
     let absent: Vec<String> =

@@ -78,7 +78,7 @@ struct Player {
     arrays: Vec<Option<(ElementType, Lease<Buffer>)>>,
     comms: Vec<Option<Comm>>,
     graphs: Vec<Option<Graph>>,
-    /// What a stream waits for, and the value.
+    /// The timeline for which a stream waits, and the value.
     held: Option<(HostTimeline, u64)>,
     /// Communicators that were aborted.
     aborts: u32,
@@ -408,7 +408,7 @@ impl Player {
             }
             let mut got = vec![0u32; 9];
             let got = other.download(&mut got, y.as_view().view()).map(|()| got);
-            // What comes after a failure inherits it until the failed work is over.
+            // Work after a failure inherits it until the failed work is over.
             let _ = stream.synchronize();
             let _ = other.synchronize();
             // A later call would wait for devices that are still in the one that is aborted.
@@ -552,7 +552,7 @@ pub(super) fn play(
         });
         found.what = [vec![found.what], reports].concat().join("; ");
         if !over() {
-            // What they use cannot be ended.
+            // Memory and runtimes in their use cannot be ended.
             std::mem::forget((under, runtimes));
         }
         return Err(Stop::Found(found));

@@ -365,8 +365,8 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
 }
 
-/// Bytes of shared memory of a block of [`product_row`], of which two fill a processor: more than
-/// a third of what a processor has, and at most half.
+/// Bytes of shared memory of a block of [`product_row`]: more than a third of a processor's, and at
+/// most half. So two blocks fill a processor, and three never meet.
 const ROW_SHARED: std::ops::RangeInclusive<u32> = 76 << 10..=113 << 10;
 /// The shortest row of [`product_row`].
 const ROW_LEAST: u32 = 2048;
@@ -413,8 +413,8 @@ fn outputs(p: &LinearParams) -> u64 {
     p.n.iter().map(|&n| u64::from(n)).sum()
 }
 
-/// What a block of [`product_row`] has in shared memory (`Shared` in the source): the ring and its
-/// flags, the flags and sums of four groups, and x in bf16. A norm has x twice.
+/// Bytes of shared memory that a block of [`product_row`] uses (`Shared` in the source): the ring
+/// and its flags, the flags and sums of four groups, and x in bf16. A norm has x twice.
 fn row_shared(p: &LinearParams) -> u32 {
     let piece = 8 * (1024 + 16) * 2 + 16;
     let sums = 4 * (16 + ROW_WARPS * 16 * 4) + 16 + ROW_WARPS * 4;
