@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// How long the threads of the other ranks get to end after a finding.
 const LAST: Duration = Duration::from_secs(5);
-/// How long a library gets to end its work before a call that is held goes on.
+/// The time that a library gets to end its work before a call that is held goes on.
 const LIBRARY: Duration = Duration::from_millis(100);
 
 /// The progress that the watch looks at.

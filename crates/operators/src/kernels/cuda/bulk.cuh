@@ -1,5 +1,5 @@
-// What kernels for Hopper devices share: flags in shared memory, and copies by which a thread fills shared
-// memory while it goes on. The compiling code prepends it, behind `tensor.cuh`, to the files for compute
+// The common part of kernels for Hopper devices: flags in shared memory, and copies by which a thread fills
+// shared memory while it goes on. The compiling code prepends it, behind `tensor.cuh`, to the files for compute
 // capability 9.0 alone.
 
 #ifndef LEASEHOLD_EMULATED

@@ -201,7 +201,7 @@ template <int G> INLINE void multiply_all(const LinearParams& p, Shared& shared,
             } else {
 #pragma unroll 1
                 for (u32 i = 0; i < OWN && column + i < p.k; i += CHUNK) {
-                    // What is behind the row's end is not a number, perhaps.
+                    // Elements behind the row's end may be no numbers.
                     const u32 left = p.k - (column + i);
                     u32 v[4];
                     words_at(v, row + (column + i) / 2, has);
@@ -321,7 +321,7 @@ INLINE void product(const LinearParams& p, const void* x, const void* norm, cons
     multiply_all<G>(p, shared, begin, end);
 }
 
-// What is not aligned to 16 bytes is computed element by element: a warp has a row of weights at a time.
+// Operands that are not aligned to 16 bytes, element by element: a warp has a row of weights at a time.
 template <int G, int MATRICES, Finish HOW>
 INLINE void unaligned(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
     wait_for_previous();
