@@ -17,6 +17,9 @@
 //! returns. A host call runs on a thread of the backend (`PumpState::Calling`). The call starts
 //! once the device and the host's part are done with all before it.
 //!
+//! A submission that is over or has failed is dropped by the thread that has the turn. So who
+//! observes its value finds everything released.
+//!
 //! A wait is recorded in [`Timelines`] *before* the job is examined, so no
 //! wake-up is lost.
 //!
@@ -27,6 +30,7 @@ use crate::prepared::{Preparation, Ready};
 use crate::state::{BlockedOn, Job, PumpState, State, StreamCore};
 use crate::steps::Step;
 use crate::timelines::{Origin, Timelines};
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Result, TimelineId, Timepoint, VALUE_LIMIT};
@@ -162,27 +166,29 @@ impl<N: DriverStream> StreamCore<N> {
             state.again = false;
             state.blocked_on = BlockedOn::Backend;
             drop(state);
-            let outcome = self.run(&mut job);
+            let (outcome, value) = (self.run(&mut job), job.value);
             if let Outcome::Failed(cause) = &outcome {
                 // The poison comes before the turn is free: the thread that takes the turn next
                 // must not run later jobs.
-                self.owner.poison(job.value, cause.clone());
+                self.owner.poison(value, cause.clone());
             }
+            let rest = match outcome {
+                Outcome::Blocked | Outcome::Call => Some(job),
+                Outcome::Done | Outcome::Failed(_) => {
+                    self.release(value, job);
+                    None
+                }
+            };
             state = self.state.lock();
             state.pump = PumpState::Idle;
             match outcome {
                 Outcome::Done => {
-                    self.issued.store(job.value, Ordering::Release);
+                    self.issued.store(value, Ordering::Release);
                     progressed = true;
-                    drop(state);
-                    // The job may hold user objects, so it is dropped without the lock.
-                    drop(job);
-                    state = self.state.lock();
                 }
                 Outcome::Blocked => {
-                    let failed = self.timeline().failed(job.value);
-                    state.deferred.push_front(job);
-                    if !state.again && !failed {
+                    rest.into_iter().for_each(|job| state.deferred.push_front(job));
+                    if !state.again && !self.timeline().failed(value) {
                         attention = state.needs_watcher();
                         break;
                     }
@@ -191,7 +197,7 @@ impl<N: DriverStream> StreamCore<N> {
                     state.pump = PumpState::Calling;
                     drop(state);
                     self.progress(progressed);
-                    if let Some(stream) = self.me.upgrade() {
+                    if let (Some(stream), Some(job)) = (self.me.upgrade(), rest) {
                         self.core.watch.call(stream, job);
                     }
                     return;
@@ -199,7 +205,7 @@ impl<N: DriverStream> StreamCore<N> {
                 Outcome::Failed(cause) => {
                     drop(state);
                     self.progress(progressed);
-                    self.fail(job.value, cause, job);
+                    self.fail(value, cause);
                     return;
                 }
             }
@@ -220,6 +226,12 @@ impl<N: DriverStream> StreamCore<N> {
         if self.timeline().failed(VALUE_LIMIT) {
             self.finish_failed();
         }
+    }
+
+    /// Drops submissions from `value` on, which may hold user objects. The caller has the turn, so
+    /// that no thread publishes their values before. A destructor that waits for them gets an error.
+    pub(crate) fn release<T>(&self, value: u64, held: T) {
+        quietly(|| self.timeline().run_call(value, || drop(held)));
     }
 
     /// Resumes the streams that wait for values which the driver has got by now.
@@ -494,24 +506,24 @@ impl<N: DriverStream> StreamCore<N> {
             }
         };
         drop(found);
-        if let Some(cause) = &failed {
-            // The poison comes before the turn is free: the thread that takes the turn next must
-            // not run later jobs.
-            self.owner.poison(value, cause.clone());
-        }
+        let rest = match &failed {
+            None => Some(job),
+            Some(cause) => {
+                // The poison comes before the turn is free: the thread that takes the turn next
+                // must not run later jobs.
+                self.owner.poison(value, cause.clone());
+                self.release(value, job);
+                None
+            }
+        };
         let mut state = self.state.lock();
         state.pump = PumpState::Idle;
-        match failed {
-            None => {
-                state.deferred.push_front(job);
-                // The work still moves: this thread resumes it below.
-                state.again = true;
-                drop(state);
-            }
-            Some(cause) => {
-                drop(state);
-                self.fail(value, cause, job);
-            }
+        // The work still moves: this thread resumes it below.
+        state.again = true;
+        rest.into_iter().for_each(|job| state.deferred.push_front(job));
+        drop(state);
+        if let Some(cause) = failed {
+            self.fail(value, cause);
         }
         self.pump();
         self.finish_failed();

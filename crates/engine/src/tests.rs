@@ -311,6 +311,74 @@ fn a_host_call_that_fails_drops_the_work_behind_it() -> Result<()> {
     Ok(())
 }
 
+/// What a host call holds. Its drop looks at the stream as another thread would.
+struct Held {
+    stream: Arc<StreamCore<RecorderStream>>,
+    value: u64,
+    found: Arc<Mutex<Vec<(u64, String)>>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.stream.refresh();
+        let waited = self.stream.wait_host(self.value, None).map_err(|e| e.to_string());
+        let text = waited.err().unwrap_or_else(|| "published".into());
+        self.found.lock().push((self.stream.timeline().completed(), text));
+    }
+}
+
+#[test]
+fn what_a_submission_holds_is_dropped_before_its_value_is_published() -> Result<()> {
+    for (result, text) in [(Ok(()), "waits for the stream"), (Err("of the test"), "of the test")] {
+        let rig = rig();
+        let stream = rig.engine.stream(&StreamKey::default())?;
+        let before = stream.timeline().submitted();
+        let found = Arc::new(Mutex::new(Vec::new()));
+        // Behind the first call, the second is held back until the first fails.
+        for value in [before + 1, before + 2] {
+            let held = Held { stream: stream.clone(), value, found: found.clone() };
+            let call = HostCall::new("holds", move || {
+                let _held = &held;
+                result.map_err(Error::state)
+            });
+            submit(&stream, &[Op::Host(&call)])?;
+        }
+        assert_eq!(stream.wait_host(before + 2, None).is_ok(), result.is_ok());
+        stream.refresh()?;
+        assert!(stream.timeline().is_idle());
+        let found = std::mem::take(&mut *found.lock());
+        assert_eq!(found.len(), 2);
+        for (value, (completed, error)) in (before + 1..).zip(found) {
+            assert!(completed < value, "{value} is published with its objects");
+            assert!(error.contains(text), "{error}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_later_failure_leaves_the_sound_work_that_is_held_back() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let stream = rig.engine.stream(&StreamKey::default())?;
+    let device = rig.device.clone();
+    let call = HostCall::new("note", move || {
+        device.called("host call");
+        Ok(())
+    });
+    let sound = submit(&stream, &[Op::Fill(fill(1)), Op::Host(&call)])?;
+    let last = submit(&stream, &[Op::Fill(fill(2))])?;
+    stream.fail(last.value(), Error::state("of the test"));
+    assert!(stream.timeline().completed() < sound.value());
+    rig.device.busy.store(false, Ordering::Release);
+    stream.wait_host(sound.value(), None)?;
+    assert!(stream.wait_host(last.value(), None).is_err());
+    stream.refresh()?;
+    assert!(stream.timeline().is_idle());
+    assert_eq!(rig.device.take(), ["fill 1", "host part", "host call"]);
+    Ok(())
+}
+
 #[test]
 fn a_wait_for_another_stream_is_native_and_proves_that_the_other_is_done() -> Result<()> {
     let rig = rig();

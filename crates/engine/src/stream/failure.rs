@@ -16,30 +16,47 @@ use leasehold_hal::Op;
 
 impl<N: DriverStream> StreamCore<N> {
     /// Fails everything from `value` on.
-    ///
-    /// The failed submission `held` is dropped after the cause is set, and before the value is
-    /// published.
-    pub(crate) fn fail<T>(&self, value: u64, cause: Error, held: T) {
+    pub(crate) fn fail(&self, value: u64, cause: Error) {
         self.owner.poison(value, cause);
-        drop(held);
         self.after_failure();
     }
 
-    /// Drops the submissions that are held back, wakes the waiting streams, and completes the
+    /// Wakes the waiting streams, drops the submissions that are held back, and completes the
     /// values that are over.
     pub(super) fn after_failure(&self) {
-        let dropped = {
-            let mut state = self.state.lock();
-            state.fence = None;
-            state.blocked_on = BlockedOn::Backend;
-            std::mem::take(&mut state.deferred)
-        };
-        drop(dropped);
+        let mut state = self.state.lock();
+        state.fence = None;
+        state.blocked_on = BlockedOn::Backend;
+        drop(state);
         resume_waiting(&self.core.tables, self.timeline().id(), u64::MAX);
         self.finish_failed();
         if !self.timeline().is_idle() {
             self.watch();
         }
+    }
+
+    /// Drops the failed submissions that are held back. Returns whether none is left, nor a thread
+    /// that has the turn: such a thread calls [`finish_failed`](Self::finish_failed) when it is
+    /// done.
+    fn drop_failed(&self) -> bool {
+        let mut state = self.state.lock();
+        while state.pump == PumpState::Idle && !state.deferred.is_empty() {
+            let sound = state.deferred.partition_point(|job| !self.timeline().failed(job.value));
+            let failed = state.deferred.split_off(sound);
+            let Some(first) = failed.front().map(|job| job.value) else { return false };
+            state.pump = PumpState::Pumping;
+            state.again = false;
+            drop(state);
+            self.release(first, failed);
+            state = self.state.lock();
+            state.pump = PumpState::Idle;
+            if state.again {
+                drop(state);
+                self.pump();
+                state = self.state.lock();
+            }
+        }
+        state.pump == PumpState::Idle
     }
 
     /// Publishes all values of a failed stream once the driver is done with its work.
@@ -48,8 +65,7 @@ impl<N: DriverStream> StreamCore<N> {
         if timeline.is_idle() && self.host.is_empty() || !timeline.failed(VALUE_LIMIT) {
             return;
         }
-        if self.state.lock().pump != PumpState::Idle {
-            // The thread that has the turn calls this function when it is done.
+        if !self.drop_failed() {
             return;
         }
         let over = self.core.device.loss().is_some() || self.query().is_ok_and(|over| over);
@@ -57,6 +73,9 @@ impl<N: DriverStream> StreamCore<N> {
         let loss = self.core.device.loss();
         if let Some(loss) = &loss {
             self.fail_pending(loss);
+            if !self.drop_failed() {
+                return;
+            }
         }
         if over || loss.is_some() {
             self.note_failure();
@@ -112,7 +131,7 @@ impl<N: DriverStream> Engine<N> {
             if !given || timeline.completed() >= at.value() || timeline.failed(at.value()) {
                 continue;
             }
-            stream.fail(at.value(), cause.clone(), ());
+            stream.fail(at.value(), cause.clone());
             failed.push(at);
             for other in streams.iter().filter(|s| !Arc::ptr_eq(s, stream)) {
                 // Who submits a wait there looks for a failure after it has noted the wait.

@@ -87,7 +87,7 @@ impl<N: DriverStream> StreamCore<N> {
         state.pump = PumpState::Idle;
         if let Some(cause) = failed {
             drop(state);
-            self.fail(value, cause, ());
+            self.fail(value, cause);
             return value;
         }
         let held = !state.deferred.is_empty();
@@ -179,7 +179,7 @@ impl<N: DriverStream> StreamCore<N> {
         self.owner.advance()?;
         self.issued.store(value, Ordering::Release);
         drop(state);
-        self.fail(value, cause, ());
+        self.fail(value, cause);
         Ok(value)
     }
 
@@ -259,7 +259,7 @@ impl<N: DriverStream> StreamCore<N> {
             self.issued.store(value, Ordering::Release);
             let cause = self.inherited(op, value, cause);
             drop(state);
-            self.fail(value, cause, ());
+            self.fail(value, cause);
             return Ok(value);
         }
         if later.is_empty() {
