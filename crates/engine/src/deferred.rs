@@ -229,7 +229,8 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// Drops submissions from `value` on, which may hold user objects. The caller has the turn, so
-    /// that no thread publishes their values before. A destructor that waits for them gets an error.
+    /// that no thread publishes their values before. A destructor that waits for them gets an
+    /// error.
     pub(crate) fn release<T>(&self, value: u64, held: T) {
         quietly(|| self.timeline().run_call(value, || drop(held)));
     }

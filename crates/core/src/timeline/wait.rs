@@ -124,8 +124,9 @@ impl Timeline {
     /// its work still runs.
     ///
     /// Returns at `deadline`, and after one second at the latest, so that a known cause is reported
-    /// soon. Returns at once in a [host call](Self::run_call) that must end first. `refresh` updates the timeline's completed value, for timelines that publish only on
-    /// request. Backends call this between a failure and its report.
+    /// soon. Returns at once in a [host call](Self::run_call) that must end first. `refresh`
+    /// updates the timeline's completed value, for timelines that publish only on request. Backends
+    /// call this between a failure and its report.
     #[cold]
     #[cfg(not(loom))]
     pub fn drain(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
