@@ -97,6 +97,7 @@ unsigned cluster_size();
 Group* join(unsigned mask, const void* value, size_t size, const char* what);
 // The value of a lane that has met the caller.
 const void* of_lane(const Group* group, unsigned lane, size_t size);
+void of_lanes(const Group* group, void* to, size_t size);
 unsigned met(const Group* group);
 unsigned lane();
 unsigned active();
@@ -164,10 +165,10 @@ template <class T> EMULATOR_UNSEEN inline T from_lane(Group* group, T own, unsig
     __builtin_memcpy(&v, of_lane(group, lane, sizeof(T)), sizeof(T));
     return v;
 }
-// Every lane of a whole warp gives a value and gets all of them.
-template <class T> inline const T* exchange(T value) {
+// Every lane of a whole warp gives a value, and gets all of them.
+template <class T> inline void exchange(T value, T (&all)[32]) {
     static_assert(sizeof(T) <= 8, "a lane exchanges 8 bytes at most");
-    return (const T*)of_lane(join(~0u, &value, sizeof(T), "a shuffle"), 0, sizeof(T));
+    of_lanes(join(~0u, &value, sizeof(T), "a shuffle"), all, sizeof(T));
 }
 template <class T> inline Group* shuffle(unsigned mask, const T& v, int width) {
     static_assert(sizeof(T) <= 8, "a shuffle moves 8 bytes at most");
@@ -324,10 +325,11 @@ EMULATOR_STORE(__stwb)
 EMULATOR_STORE(__stcg)
 EMULATOR_STORE(__stcs)
 EMULATOR_STORE(__stwt)
-extern "C" void* memcpy(void*, const void*, size_t) noexcept;
-extern "C" void* memset(void*, int, size_t) noexcept;
-extern "C" void* memmove(void*, const void*, size_t) noexcept;
-extern "C" int memcmp(const void*, const void*, size_t) noexcept;
+// The runtime looks at what they access.
+extern "C" void* memcpy(void*, const void*, size_t) noexcept __asm__("emulator_memcpy");
+extern "C" void* memset(void*, int, size_t) noexcept __asm__("emulator_memset");
+extern "C" void* memmove(void*, const void*, size_t) noexcept __asm__("emulator_memmove");
+extern "C" int memcmp(const void*, const void*, size_t) noexcept __asm__("emulator_memcmp");
 
 // ---- Integers
 

@@ -37,13 +37,14 @@ unsigned long long now;
 // ---- Races
 
 // An access to a byte. Two accesses are ordered by a barrier of the block, or by a meeting of the warp, between them; those of two
-// blocks of a cluster by its barrier; those of two blocks, or without a barrier, by a fence behind the first and an atomic operation in
-// front of the second. A meeting of some lanes counts as one of the whole warp. Accesses to another block's shared memory have no trace.
+// blocks of a cluster by its barrier; those of two threads of a block by what the second knows; those of two blocks by a fence behind the
+// first and an atomic operation in front of the second. A meeting of some lanes counts as one of the whole warp. Accesses to another block's
+// shared memory have no trace.
 struct Trace {
     // Counted from 1, so that zeros are no access.
-    unsigned block, barriers;
-    unsigned short thread, meetings, clusters;
-    bool atomic;
+    unsigned block, barriers, meetings;
+    unsigned short thread : 15, atomic : 1;
+    unsigned short clusters;
 };
 struct Byte {
     Trace written, read;
@@ -58,7 +59,7 @@ constexpr unsigned WATCHES = 32;
 Watch watches[WATCHES];
 unsigned watch_count;
 unsigned block_number;
-bool thread_fence[THREADS], thread_atomic[THREADS], block_atomic;
+bool block_atomic;
 // Bits by block.
 unsigned char* block_fence;
 size_t block_fence_bytes;
@@ -73,9 +74,116 @@ struct Suspect {
     void* code;
 } suspect;
 
+// What is known of a block's threads: their accesses up to so many meetings of their warps.
+struct Known {
+    unsigned meetings[THREADS];
+    void learn(const Known& other) {
+        for (unsigned t = 0; t < block.count; ++t) {
+            if (meetings[t] < other.meetings[t]) meetings[t] = other.meetings[t];
+        }
+    }
+};
+// A thread learns by an atomic operation what others had behind a fence when they changed the same word. It tells the lanes of its warp as
+// they meet.
+struct Learner {
+    Known own, fenced;
+    // The meetings of the warp when it learned, from 1 on.
+    unsigned learned;
+    bool used, fences;
+};
+struct Flag {
+    const volatile void* at;
+    unsigned rank;
+    Known known;
+};
+constexpr unsigned FLAGS = 256;
+struct Knowledge {
+    Learner learners[FIBERS];
+    Known warps[FIBERS / 32];
+    Flag flags[FLAGS];
+}* knowledge;
+unsigned flag_count;
+// The learners that are not zero.
+unsigned short used[FIBERS];
+unsigned used_count;
+// More words than there is room for have become flags, so everything counts as known.
+bool flags_full;
+
+Learner& learner(unsigned thread) { return knowledge->learners[block.rank * THREADS + thread]; }
+
+// The running thread, which learns or fences.
+Learner& own_learner() {
+    Learner& self = learner(block.running->number);
+    if (!self.used) used[used_count++] = (unsigned short)(&self - knowledge->learners);
+    self.used = true;
+    return self;
+}
+
+// What the lanes of a warp know together.
+Known& known_of(unsigned warp) {
+    Known& all = knowledge->warps[block.rank * (THREADS / 32) + warp];
+    for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) {
+        Learner& l = learner(t);
+        if (l.learned == 0 || l.learned > block.warps[warp].meetings) continue;
+        all.learn(l.own);
+        l.learned = 0;
+    }
+    return all;
+}
+
+// A block, or a cluster, begins.
+void forget() {
+    flags_full = false;
+    if (!knowledge) return;
+    for (; flag_count > 0; --flag_count) knowledge->flags[flag_count - 1] = {};
+    for (; used_count > 0; --used_count) {
+        const unsigned i = used[used_count - 1];
+        knowledge->learners[i] = {};
+        knowledge->warps[i / 32] = {};
+    }
+}
+
+// An atomic operation: what reads the word learns, what writes it tells.
+void meet_at(const volatile void* at, unsigned access) {
+    const unsigned number = block.running->number, warp = number / 32;
+    unsigned i = 0;
+    while (i < flag_count && (knowledge->flags[i].at != at || knowledge->flags[i].rank != block.rank)) ++i;
+    const bool tells = access & 2 && learner(number).fences;
+    if (i == flag_count) {
+        if (!tells) return;
+        if (i == FLAGS) {
+            flags_full = true;
+            return;
+        }
+        knowledge->flags[flag_count++] = {at, block.rank, {}};
+    }
+    Known& flag = knowledge->flags[i].known;
+    if (access & 1) {
+        Learner& self = own_learner();
+        known_of(warp);
+        self.own.learn(flag);
+        self.learned = block.warps[warp].meetings + 1;
+    }
+    if (tells) flag.learn(learner(number).fenced);
+}
+
+void fence_behind() {
+    const unsigned number = block.running->number, warp = number / 32;
+    Learner& self = own_learner();
+    self.fences = true;
+    self.fenced.learn(known_of(warp));
+    self.fenced.learn(self.own);
+    const unsigned meetings = block.warps[warp].meetings;
+    for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) self.fenced.meetings[t] = meetings + (t == number);
+}
+
+bool knows(unsigned thread, const Trace& first) {
+    return flags_full || learner(thread).own.meetings[first.thread] > first.meetings || known_of(thread / 32).meetings[first.thread] > first.meetings;
+}
+
 Trace trace_of(const Fiber& fiber, bool atomic) {
-    const unsigned meetings = block.warps[fiber.number / 32].meetings;
-    return {block_number, (unsigned)block.times, (unsigned short)fiber.number, (unsigned short)meetings, (unsigned short)block.cluster_times, atomic};
+    return {block_number, (unsigned)block.times, block.warps[fiber.number / 32].meetings, (unsigned short)fiber.number, atomic,
+            (unsigned short)block.cluster_times};
 }
 
 unsigned cluster_of(unsigned number) { return (number - 1) / block.cluster; }
@@ -89,7 +197,7 @@ bool ordered(const Trace& first, const Trace& then, bool shared) {
     }
     if (first.thread == then.thread || first.barriers != then.barriers) return true;
     if (first.thread / 32 == then.thread / 32 && first.meetings != then.meetings) return true;
-    return thread_fence[first.thread] && thread_atomic[then.thread];
+    return knows(then.thread, first);
 }
 
 [[noreturn]] __attribute__((noinline)) void race(const char* does, uintptr_t at, const Trace& other, bool wrote, void* code) {
@@ -142,11 +250,17 @@ inline void trace(uintptr_t at, size_t bytes, unsigned access, bool atomic, void
     }
 }
 
+// Memory that takes room as it is touched.
+void* zeros(size_t bytes) {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? nullptr : at;
+}
+
 void watch(uintptr_t from, size_t bytes) {
     if (bytes == 0 || watch_count == WATCHES) return;
     if (bytes > WATCHED) bytes = WATCHED;
-    void* at = mmap(nullptr, bytes * sizeof(Byte), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at != MAP_FAILED) watches[watch_count++] = {from, bytes, (Byte*)at};
+    void* at = zeros(bytes * sizeof(Byte));
+    if (at) watches[watch_count++] = {from, bytes, (Byte*)at};
 }
 
 void end_watching() {
@@ -155,7 +269,9 @@ void end_watching() {
         munmap(watches[watch_count].traces, watches[watch_count].bytes * sizeof(Byte));
     }
     if (block_fence) munmap(block_fence, block_fence_bytes);
+    if (knowledge) munmap(knowledge, sizeof(Knowledge));
     block_fence = nullptr;
+    knowledge = nullptr;
 }
 
 void begin_watching() {
@@ -168,10 +284,11 @@ void begin_watching() {
     }
     const uint64_t blocks = (uint64_t)launched->grid[0] * launched->grid[1] * launched->grid[2];
     block_fence_bytes = blocks / 8 + 1;
-    void* at = mmap(nullptr, block_fence_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    block_fence = at == MAP_FAILED ? nullptr : (unsigned char*)at;
+    block_fence = (unsigned char*)zeros(block_fence_bytes);
+    knowledge = (Knowledge*)zeros(sizeof(Knowledge));
+    flag_count = used_count = 0;
     // Without memory nothing is watched.
-    if (!block_fence) end_watching();
+    if (!block_fence || !knowledge) end_watching();
 }
 
 // Finds the variables of this library, and this thread's shared memory.
@@ -201,29 +318,34 @@ void switched(const Fiber& fiber) {
     const bool begins = block_number == 0 || cluster_of(number) != cluster_of(block_number);
     block_number = number;
     if (begins) {
+        forget();
         block_atomic = false;
-        memset(thread_fence, 0, sizeof(thread_fence));
-        memset(thread_atomic, 0, sizeof(thread_atomic));
     }
     threadIdx = {fiber.index.x, fiber.index.y, fiber.index.z};
     blockIdx = {block_index.x, block_index.y, block_index.z};
 }
 
 __attribute__((used)) const void* of_lane(const Group* group, unsigned lane, size_t size) { return group->slots + lane * size; }
+__attribute__((used)) void of_lanes(const Group* group, void* to, size_t size) { memcpy(to, group->slots, 32 * size); }
 __attribute__((used)) unsigned met(const Group* group) { return group->arrived; }
 __attribute__((used)) unsigned lane() { return block.running->number % 32; }
 __attribute__((used)) unsigned active() {
     const Warp& warp = block.warps[block.running->number / 32];
     return warp.lanes & ~warp.ended;
 }
-__attribute__((used)) void pause() { yield(); }
+__attribute__((used)) void pause() {
+    block.running->waits = "__nanosleep";
+    yield();
+    block.running->waits = nullptr;
+}
 __attribute__((used)) unsigned cluster_rank() { return block.rank; }
 __attribute__((used)) unsigned cluster_size() { return block.cluster; }
 __attribute__((used)) unsigned long long ticks() { return ++now; }
 __attribute__((used)) void fence() {
     settle();
-    thread_fence[block.running->number] = true;
-    if (block_fence) block_fence[(block_number - 1) / 8] |= 1 << (block_number - 1) % 8;
+    if (!knowledge) return;
+    fence_behind();
+    block_fence[(block_number - 1) / 8] |= 1 << (block_number - 1) % 8;
 }
 
 // An access to memory that no thread of this launch may make.
@@ -261,6 +383,7 @@ __attribute__((used)) void fence() {
 
 inline void look(const volatile void* p, size_t bytes, unsigned access, void* code, bool atomic = false) {
     settle();
+    if (atomic && knowledge) meet_at(p, access);
     const uintptr_t at = (uintptr_t)p;
     const uintptr_t stack = (uintptr_t)block.running->stack;
     if (at - stack < STACK && bytes <= STACK - (at - stack)) return;
@@ -284,7 +407,7 @@ inline void look(const volatile void* p, size_t bytes, unsigned access, void* co
 
 __attribute__((used)) void atomic(const volatile void* at, size_t size) {
     if ((uintptr_t)at % size != 0) fail("an atomic operation of %zu bytes at an address that is no multiple", size);
-    thread_atomic[block.running->number] = block_atomic = true;
+    block_atomic = true;
     look(at, size, 3, __builtin_return_address(0), true);
 }
 
@@ -314,6 +437,32 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void** at, void*) { LOOK(at, 8, 2); }
 void __tsan_vptr_read(void** at) { LOOK(at, 8, 1); }
+}
+
+// ---- What the source calls beside
+
+#define LOOK_RANGE(p, bytes, access) \
+    if (emulator::launched->watched && bytes > 0) LOOK(p, bytes, access)
+extern "C" {
+__attribute__((used)) void* emulator_memcpy(void* to, const void* from, size_t bytes) {
+    LOOK_RANGE(from, bytes, 1);
+    LOOK_RANGE(to, bytes, 2);
+    return memcpy(to, from, bytes);
+}
+__attribute__((used)) void* emulator_memmove(void* to, const void* from, size_t bytes) {
+    LOOK_RANGE(from, bytes, 1);
+    LOOK_RANGE(to, bytes, 2);
+    return memmove(to, from, bytes);
+}
+__attribute__((used)) void* emulator_memset(void* to, int value, size_t bytes) {
+    LOOK_RANGE(to, bytes, 2);
+    return memset(to, value, bytes);
+}
+__attribute__((used)) int emulator_memcmp(const void* a, const void* b, size_t bytes) {
+    LOOK_RANGE(a, bytes, 1);
+    LOOK_RANGE(b, bytes, 1);
+    return memcmp(a, b, bytes);
+}
 }
 
 // ---- What the compiler's other checks call

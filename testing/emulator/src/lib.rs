@@ -13,8 +13,10 @@
 //!   access, a division by zero: each fails the launch with a message.
 //! * In a CUDA program that is [watched](Cuda::watched): an access outside of the operands, of the
 //!   shared memory and of the source's variables, and one that the operand is not declared for.
-//!   Also a race: two threads access a byte without an order, and one of them changes it. Ranges
-//!   are looked at up to 16 MiB each, variables of the source are not.
+//!   Also a race: two threads access a byte without an order, and one of them changes it. An order
+//!   is a barrier, a meeting of a warp, or a flag: a fence and an atomic or volatile write in one
+//!   thread, an atomic or volatile read of it in the other. Ranges are looked at up to 16 MiB each,
+//!   variables of the source are not.
 //! * A missing barrier gives other results in one of the two orders of blocks and threads.
 //!
 //! # What it cannot show

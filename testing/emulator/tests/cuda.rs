@@ -518,3 +518,100 @@ extern \"C\" __global__ void lock(int* x) {
         }
     }
 }
+
+#[test]
+fn what_the_library_s_functions_access_is_looked_at() {
+    let text = "extern \"C\" __global__ void fill(int* x, unsigned bytes) { memset(x, 7, bytes); }
+extern \"C\" __global__ void copies(int* x, unsigned bytes) {
+    __shared__ int all[64];
+    memcpy(all + threadIdx.x * 2, x + threadIdx.x * 2, bytes / 8);
+#ifdef ORDER
+    __syncthreads();
+#endif
+    memmove(x + threadIdx.x * 2, all + (threadIdx.x ^ 1) * 2, bytes / 8);
+}";
+    for ordered in [true, false] {
+        let options = if ordered { vec!["-DORDER".to_owned()] } else { Vec::new() };
+        let Some(emulator) = compile_with(text, &options).unwrap() else { return };
+        let run = |kernel, threads: u32, bytes: u32| {
+            let mut x: Vec<i32> = (0..16).collect();
+            On(&emulator, kernel, [1; 3], [threads, 1, 1])
+                .run(&[operand(&mut x)], &bytes.to_le_bytes(), false)
+                .map(|()| x)
+        };
+        assert_eq!(run("fill", 1, 64).unwrap()[15], 0x0707_0707);
+        assert_eq!(run("fill", 1, 0).unwrap()[0], 0);
+        let why = run("fill", 1, 65).unwrap_err();
+        assert!(why.contains("it writes 65 bytes that are partly outside of binding 0"), "{why}");
+        match run("copies", 8, 64) {
+            Ok(x) if ordered => assert_eq!(x[..4], [2, 3, 0, 1]),
+            Err(why) if !ordered => assert!(why.contains("race: it "), "{why}"),
+            other => panic!("{ordered}: {other:?}"),
+        }
+    }
+}
+
+/// Each warp but the first fills a part of shared memory and raises its flag; the first warp reads.
+#[test]
+fn a_flag_orders_what_its_own_writers_did_before() {
+    let text = "#define WARPS 4
+__device__ void raise(unsigned* flag) {
+#ifndef NO_MEETING
+    __syncwarp();
+#endif
+    if (threadIdx.x % 32 != 0) return;
+#ifndef NO_FENCE
+    __threadfence();
+#endif
+    atomicAdd(flag, 1);
+}
+extern \"C\" __global__ void flags(int* x) {
+    __shared__ int parts[WARPS][32];
+    __shared__ unsigned flags[WARPS];
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) flags[warp] = 0;
+    __syncthreads();
+    if (warp > 0) {
+        parts[warp][lane] = (int)threadIdx.x;
+        raise(&flags[warp]);
+        return;
+    }
+    int sum = 0;
+    for (unsigned w = 1; w < WARPS; ++w) {
+#ifdef ONE_WAITS
+        if (lane == 0) while (*(volatile unsigned*)&flags[w] == 0) __nanosleep(10);
+        __syncwarp();
+#elif defined OTHER_FLAG
+        while (atomicAdd(&flags[w == 1 ? 2 : 1], 0) == 0) __nanosleep(10);
+#else
+        while (atomicAdd(&flags[w], 0) == 0) __nanosleep(10);
+#endif
+        sum += parts[w][31 - lane];
+    }
+    x[lane] = sum;
+}";
+    for option in ["", "ONE_WAITS", "OTHER_FLAG", "NO_MEETING", "NO_FENCE"] {
+        let options = [format!("-DTRIED{option}"), format!("-D{option}")];
+        let options = &options[..1 + usize::from(!option.is_empty())];
+        let Some(emulator) = compile_with(text, options).unwrap() else { return };
+        for reverse in [false, true] {
+            let mut x = [0_i32; 32];
+            let ran = On(&emulator, "flags", [2, 1, 1], [128, 1, 1]).run(
+                &[operand(&mut x)],
+                &[],
+                reverse,
+            );
+            // Both blocks write the same.
+            match option {
+                "" | "ONE_WAITS" => {
+                    ran.unwrap();
+                    assert_eq!(x[..2], [63 + 95 + 127, 62 + 94 + 126]);
+                }
+                _ => {
+                    let why = ran.unwrap_err();
+                    assert!(why.contains("race: it reads shared memory"), "{option}: {why}");
+                }
+            }
+        }
+    }
+}
