@@ -15,21 +15,22 @@ use leasehold_hal::kernel::Binding;
 use leasehold_sim::KernelRegistry;
 
 /// The result of a compilation, made once in a process.
-type Made = OnceLock<std::result::Result<Option<Arc<Emulator>>, String>>;
+type Made = OnceLock<std::result::Result<Option<Program>, String>>;
 
 fn made(
     cell: &Made,
     compile: impl FnOnce() -> std::result::Result<Program, Failure>,
 ) -> Result<Option<Arc<Emulator>>> {
     let made = cell.get_or_init(|| match compile() {
-        Ok(program) => Ok(Some(Arc::new(Emulator::new(program)))),
+        Ok(program) => Ok(Some(program)),
         Err(why) if why.is_skip() => {
             eprintln!("skipped: {why}");
             Ok(None)
         }
         Err(why) => Err(why.to_string()),
     });
-    made.clone().map_err(|log| Error::Compile { log: log.into() })
+    let program = made.as_ref().map_err(|log| Error::Compile { log: log.as_str().into() })?;
+    Ok(program.clone().map(|program| Arc::new(Emulator::new(program))))
 }
 
 /// Runs a launch of `entry` after the checks of the CPU kernel `spec`, with blocks and threads in
@@ -73,12 +74,14 @@ unsafe fn run(
     Ok(true)
 }
 
-/// The CUDA kernels, compiled for the host.
+/// The CUDA kernels, compiled for the host. A launch fails for an access outside of its operands,
+/// and for a race between its threads.
 #[derive(Debug, Clone)]
 pub struct EmulatedCuda(Arc<Emulator>);
 
 impl EmulatedCuda {
-    /// The kernels; the first call of a process compiles them, for seconds. `None` without g++.
+    /// The kernels, for one launch at a time. The first call of a process compiles them, for
+    /// seconds. `None` without g++.
     ///
     /// # Errors
     /// `Compile`, with the compiler's messages.
@@ -95,7 +98,7 @@ impl EmulatedCuda {
                 text.push_str(&space);
             }
             let source = Source { name: "common.cuh", text: &text };
-            Program::cuda(&Cuda { source, options: &[], watched: false })
+            Program::cuda(&Cuda { source, options: &[], watched: true })
         };
         Ok(made(&MADE, compile)?.map(Self))
     }
@@ -139,7 +142,8 @@ impl EmulatedCuda {
 pub struct EmulatedMps(Arc<Emulator>);
 
 impl EmulatedMps {
-    /// The kernels; the first call of a process compiles them, for seconds. `None` without clang.
+    /// The kernels, for one launch at a time. The first call of a process compiles them, for
+    /// seconds. `None` without clang.
     ///
     /// # Errors
     /// `Compile`, with the compiler's messages.

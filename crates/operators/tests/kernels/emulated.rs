@@ -4,14 +4,19 @@ use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cuda::{CudaSpec, TENSOR_KERNELS};
 use leasehold_operators::{EmulatedCuda, EmulatedMps};
 
-/// The CUDA kernels.
-pub fn cuda() -> Option<EmulatedCuda> {
-    EmulatedCuda::new().unwrap_or_else(|why| panic!("{why}"))
+thread_local! {
+    static CUDA: Option<EmulatedCuda> = EmulatedCuda::new().unwrap_or_else(|why| panic!("{why}"));
+    static METAL: Option<EmulatedMps> = EmulatedMps::new().unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// The Metal kernels.
+/// The CUDA kernels of this thread.
+pub fn cuda() -> Option<EmulatedCuda> {
+    CUDA.with(Clone::clone)
+}
+
+/// The Metal kernels of this thread.
 pub fn metal() -> Option<EmulatedMps> {
-    EmulatedMps::new().unwrap_or_else(|why| panic!("{why}"))
+    METAL.with(Clone::clone)
 }
 
 /// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one

@@ -160,7 +160,7 @@ INLINE void add_values(float (&sum)[DIM / 8][4], const u32 (&weight)[ROWS / 8][2
     for (u32 n = 0; n < ROWS / 8; ++n) {
         for (u32 h = 0; h < 2; ++h) {
             u32 words[WARP];
-            memcpy(words, emulator::exchange(weight[n][h]), sizeof words);
+            emulator::exchange(weight[n][h], words);
             for (u32 k = 0; k < 8; ++k) {
                 const float w = T::widen((u16)(words[lane / 4 * 4 + k / 2] >> (16 * (k % 2))));
                 for (u32 d = 0; d < DIM / 8; ++d) {

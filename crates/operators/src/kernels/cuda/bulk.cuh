@@ -47,13 +47,14 @@ INLINE void show_writes() {}
 // The count, and the arrivals so far.
 INLINE void make_flag(u64* flag, u32 count) { *flag = (u64)count << 32; }
 INLINE void arrive(u64* flag) {
-    __threadfence();
     __syncwarp();
-    if (threadIdx.x % WARP == 0) atomicAdd(flag, 1ull);
+    if (threadIdx.x % WARP != 0) return;
+    __threadfence();
+    atomicAdd(flag, 1ull);
 }
 INLINE void wait_for(u64* flag, u32 phase) {
     for (;;) {
-        const u64 word = atomicAdd(flag, 0ull);
+        const u64 word = *(const volatile u64*)flag;
         if (((u32)word / (u32)(word >> 32) ^ phase) & 1) return;
         __nanosleep(32);
     }

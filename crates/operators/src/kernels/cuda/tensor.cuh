@@ -59,7 +59,8 @@ template <int N> INLINE void wait_for_groups() { asm volatile("cp.async.wait_gro
 #else
 INLINE void fragments(u32 (&to)[4], const u16* row, bool turned) {
     const u32 lane = thread_index() % WARP, of = lane / 4, first = 2 * (lane % 4);
-    const u16* const* rows = emulator::exchange(row);
+    const u16* rows[WARP];
+    emulator::exchange(row, rows);
     for (u32 i = 0; i < 4; ++i) {
         const u16* const* m = rows + 8 * i;
         const u16 low = turned ? m[first][of] : m[of][first], high = turned ? m[first + 1][of] : m[of][first + 1];
@@ -69,13 +70,14 @@ INLINE void fragments(u32 (&to)[4], const u16* row, bool turned) {
 INLINE void matrices(u32 (&to)[4], const u16* row) { fragments(to, row, false); }
 INLINE void transposed(u32 (&to)[4], const u16* row) { fragments(to, row, true); }
 
-template <class T> INLINE float element(u32 word, u32 i) { return T::widen((u16)(word >> (16 * i))); }
+// These two access values of the lane alone.
+template <class T> EMULATOR_UNSEEN INLINE float element(u32 word, u32 i) { return T::widen((u16)(word >> (16 * i))); }
 
-template <class T> INLINE void multiply(T, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+template <class T> EMULATOR_UNSEEN INLINE void multiply(T, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     u64 left[2][WARP], right[WARP];
-    memcpy(left[0], emulator::exchange((u64)a[0] | ((u64)a[1] << 32)), sizeof right);
-    memcpy(left[1], emulator::exchange((u64)a[2] | ((u64)a[3] << 32)), sizeof right);
-    memcpy(right, emulator::exchange((u64)b0 | ((u64)b1 << 32)), sizeof right);
+    emulator::exchange((u64)a[0] | ((u64)a[1] << 32), left[0]);
+    emulator::exchange((u64)a[2] | ((u64)a[3] << 32), left[1]);
+    emulator::exchange((u64)b0 | ((u64)b1 << 32), right);
     const u32 lane = thread_index() % WARP;
     // Two rows and two columns.
     float x[2][16], y[2][16];
