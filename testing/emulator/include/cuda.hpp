@@ -104,6 +104,7 @@ unsigned active();
 void pause();
 void atomic(const volatile void* at, size_t size);
 void fence();
+void fence_of_block();
 unsigned long long ticks();
 template <class T> struct Same {
     typedef T type;
@@ -137,7 +138,7 @@ inline unsigned __clusterRelativeBlockRank() { return emulator::cluster_rank(); 
 inline unsigned __clusterSizeInBlocks() { return emulator::cluster_size(); }
 inline void* __cluster_map_shared_rank(const void* at, unsigned rank) { return emulator::of_block(at, rank); }
 inline void __threadfence() { emulator::fence(); }
-inline void __threadfence_block() {}
+inline void __threadfence_block() { emulator::fence_of_block(); }
 inline void __threadfence_system() { emulator::fence(); }
 inline void __syncwarp(unsigned mask = ~0u) {
     char none = 0;

@@ -83,12 +83,15 @@ struct Known {
         }
     }
 };
-// A thread learns by an atomic operation what others had behind a fence when they changed the same word. It tells the lanes of its warp as
-// they meet.
+// What a lane knows. The others of its warp know it once they have met since.
+struct Part {
+    Known known;
+    // The meetings before it, counted from 1, or 0 if the warp has all of it.
+    unsigned since;
+};
+// A thread learns by an atomic operation what others had behind a fence when they changed the same word.
 struct Learner {
-    Known own, fenced;
-    // The meetings of the warp when it learned, from 1 on.
-    unsigned learned;
+    Part own, fenced;
     bool used, fences;
 };
 struct Flag {
@@ -96,10 +99,12 @@ struct Flag {
     unsigned rank;
     Known known;
 };
-constexpr unsigned FLAGS = 256;
+constexpr unsigned FLAGS = 256, WARPS = THREADS / 32;
 struct Knowledge {
     Learner learners[FIBERS];
-    Known warps[FIBERS / 32];
+    struct {
+        Known own, fenced;
+    } warps[FIBERS / 32];
     Flag flags[FLAGS];
 }* knowledge;
 unsigned flag_count;
@@ -119,17 +124,18 @@ Learner& own_learner() {
     return self;
 }
 
-// What the lanes of a warp know together.
-Known& known_of(unsigned warp) {
-    Known& all = knowledge->warps[block.rank * (THREADS / 32) + warp];
+// Adds to what the lanes of a warp have in common what they had as they last met.
+Known& in_common(Known& all, Part Learner::* part, unsigned warp) {
     for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) {
-        Learner& l = learner(t);
-        if (l.learned == 0 || l.learned > block.warps[warp].meetings) continue;
-        all.learn(l.own);
-        l.learned = 0;
+        Part& lane = learner(t).*part;
+        if (lane.since == 0 || lane.since > block.warps[warp].meetings) continue;
+        all.learn(lane.known);
+        lane.since = 0;
     }
     return all;
 }
+Known& known_of(unsigned warp) { return in_common(knowledge->warps[block.rank * WARPS + warp].own, &Learner::own, warp); }
+Known& fenced_of(unsigned warp) { return in_common(knowledge->warps[block.rank * WARPS + warp].fenced, &Learner::fenced, warp); }
 
 // A block, or a cluster, begins.
 void forget() {
@@ -159,26 +165,32 @@ void meet_at(const volatile void* at, unsigned access) {
     }
     Known& flag = knowledge->flags[i].known;
     if (access & 1) {
-        Learner& self = own_learner();
+        Part& own = own_learner().own;
         known_of(warp);
-        self.own.learn(flag);
-        self.learned = block.warps[warp].meetings + 1;
+        own.known.learn(flag);
+        own.since = block.warps[warp].meetings + 1;
     }
-    if (tells) flag.learn(learner(number).fenced);
+    if (tells) {
+        flag.learn(fenced_of(warp));
+        flag.learn(learner(number).fenced.known);
+    }
 }
 
 void fence_behind() {
-    const unsigned number = block.running->number, warp = number / 32;
+    const unsigned number = block.running->number, warp = number / 32, meetings = block.warps[warp].meetings;
     Learner& self = own_learner();
+    fenced_of(warp);
+    Known& fenced = self.fenced.known;
+    fenced.learn(known_of(warp));
+    fenced.learn(self.own.known);
+    for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) fenced.meetings[t] = meetings + (t == number);
+    self.fenced.since = meetings + 1;
     self.fences = true;
-    self.fenced.learn(known_of(warp));
-    self.fenced.learn(self.own);
-    const unsigned meetings = block.warps[warp].meetings;
-    for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) self.fenced.meetings[t] = meetings + (t == number);
 }
 
 bool knows(unsigned thread, const Trace& first) {
-    return flags_full || learner(thread).own.meetings[first.thread] > first.meetings || known_of(thread / 32).meetings[first.thread] > first.meetings;
+    return flags_full || learner(thread).own.known.meetings[first.thread] > first.meetings ||
+           known_of(thread / 32).meetings[first.thread] > first.meetings;
 }
 
 Trace trace_of(const Fiber& fiber, bool atomic) {
@@ -341,11 +353,13 @@ __attribute__((used)) void pause() {
 __attribute__((used)) unsigned cluster_rank() { return block.rank; }
 __attribute__((used)) unsigned cluster_size() { return block.cluster; }
 __attribute__((used)) unsigned long long ticks() { return ++now; }
-__attribute__((used)) void fence() {
+__attribute__((used)) void fence_of_block() {
     settle();
-    if (!knowledge) return;
-    fence_behind();
-    block_fence[(block_number - 1) / 8] |= 1 << (block_number - 1) % 8;
+    if (knowledge) fence_behind();
+}
+__attribute__((used)) void fence() {
+    fence_of_block();
+    if (block_fence) block_fence[(block_number - 1) / 8] |= 1 << (block_number - 1) % 8;
 }
 
 // An access to memory that no thread of this launch may make.

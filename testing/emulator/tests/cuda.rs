@@ -556,11 +556,14 @@ extern \"C\" __global__ void copies(int* x, unsigned bytes) {
 fn a_flag_orders_what_its_own_writers_did_before() {
     let text = "#define WARPS 4
 __device__ void raise(unsigned* flag) {
+#ifdef FENCE_FIRST
+    __threadfence_block();
+#endif
 #ifndef NO_MEETING
     __syncwarp();
 #endif
     if (threadIdx.x % 32 != 0) return;
-#ifndef NO_FENCE
+#if !defined NO_FENCE && !defined FENCE_FIRST
     __threadfence();
 #endif
     atomicAdd(flag, 1);
@@ -590,7 +593,7 @@ extern \"C\" __global__ void flags(int* x) {
     }
     x[lane] = sum;
 }";
-    for option in ["", "ONE_WAITS", "OTHER_FLAG", "NO_MEETING", "NO_FENCE"] {
+    for option in ["", "ONE_WAITS", "FENCE_FIRST", "OTHER_FLAG", "NO_MEETING", "NO_FENCE"] {
         let options = [format!("-DTRIED{option}"), format!("-D{option}")];
         let options = &options[..1 + usize::from(!option.is_empty())];
         let Some(emulator) = compile_with(text, options).unwrap() else { return };
@@ -603,7 +606,7 @@ extern \"C\" __global__ void flags(int* x) {
             );
             // Both blocks write the same.
             match option {
-                "" | "ONE_WAITS" => {
+                "" | "ONE_WAITS" | "FENCE_FIRST" => {
                     ran.unwrap();
                     assert_eq!(x[..2], [63 + 95 + 127, 62 + 94 + 126]);
                 }
