@@ -17,8 +17,8 @@
 //! returns. A host call runs on a thread of the backend (`PumpState::Calling`). The call starts
 //! once the device and the host's part are done with all before it.
 //!
-//! A submission that is over or has failed is dropped by the thread that has the turn. So who
-//! observes its value finds everything released.
+//! The thread that has the turn drops a submission that is over or has failed. So a thread that
+//! observes the value finds everything released.
 //!
 //! A wait is recorded in [`Timelines`] *before* the job is examined, so no
 //! wake-up is lost.

@@ -277,16 +277,21 @@ fn a_host_timeline_that_is_dropped_fails_the_stream_that_waits() -> Result<()> {
     Ok(())
 }
 
+/// A host call that the device keeps among its calls.
+fn noted(device: &Arc<Recorder>) -> HostCall {
+    let device = device.clone();
+    HostCall::new("note", move || {
+        device.called("host call");
+        Ok(())
+    })
+}
+
 #[test]
 fn a_host_call_starts_after_the_device_and_the_host_part_and_holds_later_work_back() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
     let stream = rig.engine.stream(&StreamKey::default())?;
-    let device = rig.device.clone();
-    let call = HostCall::new("note", move || {
-        device.called("host call");
-        Ok(())
-    });
+    let call = noted(&rig.device);
     let last = submit(&stream, &[Op::Fill(fill(1)), Op::Host(&call), Op::Fill(fill(2))])?;
     assert!(stream.wait_host(last.value(), Some(Duration::ZERO)).is_err());
     assert_eq!(rig.device.take(), ["fill 1"]);
@@ -311,7 +316,7 @@ fn a_host_call_that_fails_drops_the_work_behind_it() -> Result<()> {
     Ok(())
 }
 
-/// What a host call holds. Its drop looks at the stream as another thread would.
+/// An object that a host call holds. Its drop looks at the stream as another thread would.
 struct Held {
     stream: Arc<StreamCore<RecorderStream>>,
     value: u64,
@@ -361,11 +366,7 @@ fn a_later_failure_leaves_the_sound_work_that_is_held_back() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
     let stream = rig.engine.stream(&StreamKey::default())?;
-    let device = rig.device.clone();
-    let call = HostCall::new("note", move || {
-        device.called("host call");
-        Ok(())
-    });
+    let call = noted(&rig.device);
     let sound = submit(&stream, &[Op::Fill(fill(1)), Op::Host(&call)])?;
     let last = submit(&stream, &[Op::Fill(fill(2))])?;
     stream.fail(last.value(), Error::state("of the test"));

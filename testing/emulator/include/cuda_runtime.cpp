@@ -74,7 +74,7 @@ struct Suspect {
     void* code;
 } suspect;
 
-// What is known of a block's threads: their accesses up to so many meetings of their warps.
+// Knowledge of a block's threads: their accesses up to so many meetings of their warps.
 struct Known {
     unsigned meetings[THREADS];
     void learn(const Known& other) {
@@ -83,7 +83,7 @@ struct Known {
         }
     }
 };
-// What a lane knows. The others of its warp know it once they have met since.
+// Knowledge of a lane. The others of its warp share it once they have met since.
 struct Part {
     Known known;
     // The meetings before it, counted from 1, or 0 if the warp has all of it.
@@ -124,7 +124,7 @@ Learner& own_learner() {
     return self;
 }
 
-// Adds to what the lanes of a warp have in common what they had as they last met.
+// Adds the lanes' knowledge of their last meeting to the knowledge that their warp has in common.
 Known& in_common(Known& all, Part Learner::* part, unsigned warp) {
     for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) {
         Part& lane = learner(t).*part;
@@ -149,7 +149,7 @@ void forget() {
     }
 }
 
-// An atomic operation: what reads the word learns, what writes it tells.
+// An atomic operation: a thread that reads the word learns, and one that writes it tells.
 void meet_at(const volatile void* at, unsigned access) {
     const unsigned number = block.running->number, warp = number / 32;
     unsigned i = 0;
@@ -453,7 +453,7 @@ void __tsan_vptr_update(void** at, void*) { LOOK(at, 8, 2); }
 void __tsan_vptr_read(void** at) { LOOK(at, 8, 1); }
 }
 
-// ---- What the source calls beside
+// ---- Functions of the C library
 
 #define LOOK_RANGE(p, bytes, access) \
     if (emulator::launched->watched && bytes > 0) LOOK(p, bytes, access)

@@ -134,7 +134,7 @@ impl<N: DriverStream> Engine<N> {
             stream.fail(at.value(), cause.clone());
             failed.push(at);
             for other in streams.iter().filter(|s| !Arc::ptr_eq(s, stream)) {
-                // Who submits a wait there looks for a failure after it has noted the wait.
+                // A thread that submits a wait there notes the wait, then looks for a failure.
                 drop(other.state.lock());
                 found.extend(other.timeline().first_after(at).map(|v| other.timeline().at(v)));
             }
