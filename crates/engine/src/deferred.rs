@@ -73,7 +73,7 @@ enum Outcome {
     Failed(Error),
 }
 
-/// How the host proceeds with an operation.
+/// The next step of the host with an operation.
 enum Next<N: DriverStream> {
     /// The operation can be given to the driver, with this preparation if it needs one.
     Give(Option<Preparation<N>>),

@@ -26,7 +26,7 @@ struct Range {
     bool has(uintptr_t at, size_t bytes) const { return at >= from && bytes <= to - from && at - from <= to - from - bytes; }
 };
 
-// What the threads of the launch may access beside their own stacks and the operands.
+// Memory that the threads of the launch may access beside their own stacks and the operands.
 struct Reach {
     Range image[4], tls, dynamic;
     unsigned images;

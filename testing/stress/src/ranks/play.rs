@@ -23,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the threads of the other ranks get to end after a finding.
+/// The time that the threads of the other ranks get to end after a finding.
 const LAST: Duration = Duration::from_secs(5);
 /// The time that a library gets to end its work before a call that is held goes on.
 const LIBRARY: Duration = Duration::from_millis(100);
@@ -60,7 +60,7 @@ impl Watch {
     }
 }
 
-/// Why a step fails, in words.
+/// The reason why a step fails, in words.
 type Outcome = std::result::Result<(), String>;
 
 fn said(e: Error) -> String {
