@@ -20,6 +20,7 @@ so it misses calls on the results of calls.
 import re
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 # Methods of the standard library that the workspace defines too.
@@ -87,6 +88,18 @@ def own_type(head):
     return re.split(r"[<\s]", (rest or trait).strip())[0], not rest
 
 
+@cache
+def functions(path):
+    """The names of the functions that a file of the workspace defines."""
+    return frozenset(FN.findall(path.read_text()))
+
+
+@cache
+def sources(root):
+    """The files of all packages beside a package's folder and in the other folders of packages."""
+    return [path for path in root.glob("[ct]*/*/src/**/*.rs")]
+
+
 class Crate:
     """The files of a crate and the arrows between them. A type is a pair of its name and file."""
 
@@ -114,9 +127,10 @@ class Crate:
         counts = Counter(name for text in self.text.values() for name in FN.findall(text))
         # Names that several functions of the workspace have.
         self.common = {name for name, n in counts.items() if n > 1}
-        for path in root.resolve().parents[1].glob("[ct]*/*/src/**/*.rs"):
-            if root.resolve() not in path.parents:
-                self.common.update(FN.findall(path.read_text()))
+        own = f"{root.resolve()}/"
+        for path in sources(root.resolve().parents[1]):
+            if not str(path).startswith(own):
+                self.common.update(functions(path))
         for file, text in self.text.items():
             self.types.update({(m[1], file): {} for m in TYPE.finditer(text)})
             uses = [leaf for m in USE.finditer(text) if m[1] for leaf in leaves(m[2])]

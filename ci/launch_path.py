@@ -9,6 +9,7 @@ the launch, and leads to each file from one above. No more than 17 files are on 
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -18,24 +19,23 @@ MOST = 17
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def crate(name, known={}):
-    if name not in known:
-        known[name] = Crate(ROOT / "crates" / name)
-    return known[name]
+@cache
+def crate(folder):
+    return Crate(ROOT / folder)
 
 
 def step(caller, callee):
     """What is wrong with a call, if anything."""
     if " in " not in callee:
         (name, a), b = caller.split("/", 1), callee
-        return [] if (f"{a}.rs", f"{b}.rs") in crate(name).arrows else ["no arrow"]
+        return [] if (f"{a}.rs", f"{b}.rs") in crate(f"crates/{name}").arrows else ["no arrow"]
     path, to = callee.split(" in ")
     kind, method = path.split("::")
     (name, a), (other, b) = caller.split("/", 1), to.split("/", 1)
-    text = crate(other).text.get(f"{b}.rs", "")
+    text = crate(f"crates/{other}").text.get(f"{b}.rs", "")
     impls = (m for m in IMPL.finditer(text) if re.search(rf"\b{kind}\b", m[1]))
     has = any(re.search(rf"\bfn {method}\b", text[m.start() : end(text, m.end() - 1)]) for m in impls)
-    calls = re.search(rf"\.{method}\(", crate(name).text.get(f"{a}.rs", ""))
+    calls = re.search(rf"\.{method}\(", crate(f"crates/{name}").text.get(f"{a}.rs", ""))
     return (["the file does not have it"] if not has else []) + (["no call"] if not calls else [])
 
 

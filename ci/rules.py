@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""The rules of the tree that no tool knows, by reading it alone: nothing is built.
+
+    ci/rules.py    prints each rule that is broken, with the places, and ends with 1 if there is one
+
+A rule is a function of this file with a name in `RULES`. It gives the places that break it. Each
+file is read once. The floors and the list of a launch's files stand in ARCHITECTURE.md.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+import call_circles  # noqa: E402
+import launch_path  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Folders of packages, for every rule: the runtime and its instruments.
+PRODUCT = ("crates",)
+INSTRUMENTS = ("testing",)
+HOUSES = PRODUCT + INSTRUMENTS
+RUST = HOUSES + ("examples", "python")
+
+# Circles of files, by imports and calls of methods, and files in them. A bound may only
+# fall. (A table of children in a `mod.rs` counts too, and does no harm.)
+CIRCLES = {
+    **{"crates/core": "1:2", "crates/engine": "1:5", "crates/cpu": "1:2", "crates/cuda": "1:7"},
+    **{"crates/mps": "1:4", "crates/leasehold": "1:2", "crates/operators": "1:4"},
+    **{"testing/alloc-bench": "1:2", "testing/conformance": "1:4", "testing/cuda-sim": "1:5"},
+    **{"testing/cuda-traces": "1:11", "testing/mps-sim": "1:6", "testing/sim": "3:10"},
+    **{"testing/stress": "2:6"},
+}
+
+HOSTS = re.compile(
+    r"(www\.w3\.org|github\.com|(doc|www)\.rust-lang\.org|docs\.rs|crates\.io|(www\.)?apache\.org"
+    r"|docs\.nvidia\.com|developer\.apple\.com|opensource\.org|keepachangelog\.com|semver\.org"
+    r"|arxiv\.org|(www\.)?kernel\.org|docs\.kernel\.org|en\.wikipedia\.org|llvm\.org|huggingface\.co"
+    r"|json-schema\.org|dmlc\.github\.io)"
+)
+
+# Words that one project alone would understand.
+OWN_WORDS = re.compile(
+    r"\b(annex(es)?|yards?|estates?|quarrels?|loot|homeward|see_off|ladder|climbs?|scrape|pockets?"
+    r"|bury|buried|graves?|relend|renew|dress|witness|invite|rush|tend|recall|birth|seats?"
+    r"|landings?|doors?|breathe?)\b",
+    re.IGNORECASE,
+)
+
+CONFIGURATIONS = (
+    "AllocatorConfig|DebugAids|PoolConfig|CpuConfig|CudaConfig|SimDriverConfig|MachineConfig"
+    "|PoolLimits|Config|Filter|StreamDesc"
+)
+
+
+@cache
+def files():
+    """Files of the tree, committed or new, but not ignored."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    return sorted({name for name in listed if name and (ROOT / name).is_file()})
+
+
+@cache
+def text(name):
+    """A file's text; none of a file that is not text."""
+    content = (ROOT / name).read_bytes()
+    return "" if b"\0" in content[:8000] else content.decode(errors="replace")
+
+
+def select(*ends, under=(), without=()):
+    """Files with one of these ends, in one of these folders, and in none of those."""
+    return [
+        name
+        for name in files()
+        if name.endswith(ends or "")
+        and (not under or name.startswith(tuple(f"{folder}/" for folder in under)))
+        and not any(part in name for part in without)
+    ]
+
+
+def lines(names, pattern, group=0):
+    """Lines of files where a pattern is found: the place, the line and the match."""
+    for name in names:
+        content, seen = text(name), 0
+        for match in pattern.finditer(content):
+            begin = content.rfind("\n", 0, match.start(group)) + 1
+            if begin >= seen:
+                seen = content.find("\n", match.end(group)) + 1 or len(content) + 1
+                number = content.count("\n", 0, begin) + 1
+                yield f"{name}:{number}", content[begin : seen - 1], match
+
+
+@cache
+def packages():
+    """Packages of the workspace in the houses: their folder, and their manifest as cargo reads it."""
+    read = subprocess.run(
+        ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    all_of = {
+        str(Path(package["manifest_path"]).parent.relative_to(ROOT)): package
+        for package in json.loads(read)["packages"]
+    }
+    return {folder: package for folder, package in all_of.items() if folder.split("/")[0] in HOUSES}
+
+
+def atomics():
+    # Atomics come from `leasehold_core::sync`, so that loom can take their place.
+    pattern = re.compile(
+        r"^.*?((std|core)::sync::(atomic|\{[^}\n]*atomic)|(?<![a-z_])(parking_lot|loom)::).*$", re.M
+    )
+    fine = re.compile(
+        r"leasehold_core::sync|leasehold::backend::sync|crate::core::sync|loom::model"
+    )
+    for place, line, _ in lines(select(".rs", under=RUST), pattern):
+        if not place.startswith("crates/core/src/sync.rs:") and not fine.search(line):
+            yield f"{place}: {line.strip()}"
+
+
+def rust_opens():
+    for name in select(".rs", under=RUST, without=("/compile_fail/",)):
+        if not text(name).startswith(("//!", "#![", "// @generated")):
+            yield name
+
+
+def python_opens():
+    for name in select(".py", ".pyi", under=("python",)):
+        if not re.match(r'r?"""', text(name)):
+            yield name
+
+
+def plain(markdown):
+    words = re.sub(r"\]\([^)]*\)", "", " ".join(markdown.split()))
+    return re.sub(r"[\[\]`]", "", words).strip()
+
+
+def readmes():
+    # What a crate is: the first paragraph of its README.md, which is also the head of its lib.rs.
+    link = "[Leasehold](https://github.com/leasehold/leasehold#readme)"
+    for folder in packages():
+        page, root = f"{folder}/README.md", f"{folder}/src/lib.rs"
+        if page not in files():
+            continue
+        if root not in files():
+            root = f"{folder}/src/main.rs"
+        if link not in text(page):
+            yield f"{page} does not name the project's README"
+        says = text(page).split("\n", 1)[1].strip().split("\n\n")[0]
+        head = re.match(r"(//! ?\S.*\n)*", text(root))[0]
+        if plain(says) != plain(re.sub(r"^//! ?", "", head, flags=re.M)):
+            yield f"{page}: other words than {root}"
+
+
+def width():
+    # rustfmt keeps code within the same width.
+    for names, mark in ((select(".rs"), "//"), ([*select(under=("ci",)), ".ci/run"], "#")):
+        for place, line, _ in lines(names, re.compile(rf"^[ \t]*{mark}.{{95,}}$", re.M)):
+            if len(line.encode()) > 100:
+                yield place
+
+
+def machine_paths():
+    # Models keep the paths that others wrote into them.
+    pattern = re.compile(r"(?<![\w.])/(work|tmp|home|root|Users)/")
+    without = (".lock", "tiny-python/model", "llama/tests/models", "ci/rules.py")
+    for place, line, _ in lines(select(without=without), pattern):
+        yield f"{place}: {line.strip()[:160]}"
+
+
+def registry():
+    pattern = re.compile(
+        r'^source = (?!"registry\+https://github\.com/rust-lang/crates\.io-index").*', re.M
+    )
+    for place, line, _ in lines(select(".lock"), pattern):
+        yield f"{place}: {line}"
+
+
+def links():
+    without = (".lock", "tiny-python/model/", "llama/tests/models", "ci/rules.py")
+    pattern = re.compile(r"https?://([A-Za-z0-9._:-]+)")
+    for name in select(without=without):
+        for match in pattern.finditer(text(name)):
+            if not HOSTS.fullmatch(match[1]):
+                yield f"{name}: {match[0]}"
+
+
+def floor_table():
+    table = {}
+    for floor, crates in re.findall(r"^\| *(\d+) *\|([^|]*)\|", text("ARCHITECTURE.md"), re.M):
+        for crate in re.findall(r"`([a-z-]+)`", crates):
+            table[crate] = int(floor)
+    return table
+
+
+def floors():
+    # Development dependencies may also name any crate of testing/. Otherwise a crate of crates/
+    # needs none of testing/, but for the command and where a feature switches it on.
+    table = floor_table()
+    folder_of = {package["name"]: folder for folder, package in packages().items()}
+    for folder, package in packages().items():
+        house, crate = folder.split("/")
+        own = table.get(crate)
+        if own is None:
+            yield f"{crate} is on no floor of ARCHITECTURE.md"
+            continue
+        used = {(d["name"], d["kind"] == "dev") for d in package["dependencies"]}
+        for name, dev in sorted(used):
+            if name not in folder_of or name == package["name"]:
+                continue
+            other_house, other = folder_of[name].split("/")
+            if other_house in INSTRUMENTS:
+                if dev:
+                    continue
+                optional = (crate, other) in {("operators", "sim"), ("operators", "emulator")}
+                if house not in INSTRUMENTS and crate != "cli" and not optional:
+                    yield f"{crate} ({house}/) needs {other} ({other_house}/)"
+            floor = table.get(other)
+            if floor is None or floor >= own:
+                kind = "dev" if dev else "normal,build"
+                yield f"{crate} (floor {own}) uses {other} (floor {floor}; {kind})"
+
+
+def circles(folder):
+    if not any(name.startswith(f"{folder}/src/") for name in files()):
+        yield f"{folder} has no files"
+    found = launch_path.crate(folder).circles()
+    count, inside = len(found), sum(map(len, found))
+    allowed, _, most = CIRCLES.get(folder, "0:0").partition(":")
+    if count > int(allowed) or inside > int(most):
+        yield f"{folder}={count}:{inside}; MORE than {allowed}:{most} (ci/call_circles.py {folder})"
+    elif count < int(allowed) or inside < int(most):
+        yield f"{folder}={count}:{inside}: lower the bound {allowed}:{most}"
+
+
+def launch():
+    wrong = launch_path.main()
+    return [wrong] if wrong else []
+
+
+def unsafe_named():
+    # Public ways into unsafe code stand in docs/unsafe.md, under their crate's heading.
+    page = text("docs/unsafe.md")
+    sections = [(part.split("\n")[0], part) for part in re.split(r"^## ", page, flags=re.M)]
+    pattern = re.compile(r"^ *pub (?:const )?unsafe (?:fn|trait) (\w+)", re.M)
+    for folder in packages():
+        crate = folder.split("/")[1]
+        own = "".join(part for title, part in sections if crate in title.split(", "))
+        found = {
+            match[1]
+            # The kernels' own functions are in nobody's reach.
+            for name in select(".rs", under=(f"{folder}/src",), without=("operators/src/kernels",))
+            for match in pattern.finditer(text(name))
+        }
+        for name in sorted(found):
+            if not re.search(rf"[`:.]{name}[`<(]", own):
+                yield f"{folder}: {name}"
+
+
+def defaults():
+    # A field's own documentation says its default.
+    head = re.compile(rf"^pub struct ({CONFIGURATIONS}) \{{\n(.*?)^\}}", re.M | re.S)
+    field = re.compile(r"((?:^ *(?:///|#).*\n)*)^    pub ((?:r#)?\w+)", re.M)
+    for folder in packages():
+        for name in select(".rs", under=(f"{folder}/src",), without=("crates/llama",)):
+            for struct in head.finditer(text(name)):
+                for doc, what in field.findall(struct[2]):
+                    if "default" not in doc.lower():
+                        yield f"{name}: {what}"
+
+
+def runtime_methods():
+    # Memory is made by `Runtime`, and moved and filled by `Stream`. What comes later goes on
+    # `Context`, `Stream` or a value. The four recording names of document 002 do not count.
+    names = [
+        method
+        for name in select(".rs", under=("crates/leasehold/src",))
+        for body in re.findall(r"^impl Runtime \{\n(.*?)^\}", text(name), re.M | re.S)
+        for method in re.findall(r"^    pub (?:const )?(?:unsafe )?fn (\w+)", body, re.M)
+        if not re.fullmatch(r"(start|stop)_graph_recording|is_graph_recording|add_graph_operator", method)
+    ]
+    if not 20 <= len(names) <= 35:
+        yield f"{len(names)}: {' '.join(names)}"
+
+
+def own_words():
+    # Decision pages and the changelog tell what they were.
+    folders = HOUSES + ("ci", ".ci", "bench", "docs", "examples", "python")
+    without = ("docs/decisions", "bench/runs", ".json", ".ptx", ".xz", ".lock", "ci/rules.py")
+    names = [*select(under=folders, without=without), "README.md", "ARCHITECTURE.md"]
+    for place, line, _ in lines(names, OWN_WORDS):
+        yield f"{place}: {line.strip()[:160]}"
+
+
+RULES = {
+    "atomics, locks and loom only through leasehold_core::sync": atomics,
+    "every source file opens with what it is": rust_opens,
+    "a crate's README.md opens as its lib.rs does, and leads to the project's": readmes,
+    "every Python file of the package opens with what it is": python_opens,
+    "no comment line above 100 columns (bytes)": width,
+    "no path of somebody's machine": machine_paths,
+    "packages from crates.io only": registry,
+    "links to known public hosts only (the list is in ci/rules.py)": links,
+    "imports run downwards": floors,
+    "ARCHITECTURE.md's list of the files that a launch passes is true": launch,
+    "public unsafe functions and traits are named in docs/unsafe.md": unsafe_named,
+    "fields of configurations say their default": defaults,
+    "Runtime has at most 35 methods": runtime_methods,
+    "the field's words": own_words,
+}
+
+
+def broken(title, folder=None):
+    return title, list(circles(folder) if folder else RULES[title]())
+
+
+def main():
+    folders = list(packages())
+    # Forked processes share what was read before them.
+    for name in files():
+        text(name)
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        tasks = [pool.submit(broken, "no more circles of files", folder) for folder in folders]
+        tasks += [pool.submit(broken, title) for title in RULES]
+        found = [task.result() for task in tasks]
+    for title, places in found:
+        if places:
+            print(f"rule: {title}", *places, sep="\n", file=sys.stderr)
+    return any(places for _, places in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
