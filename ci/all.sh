@@ -52,14 +52,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tests="0 passed, 0 failed"
 failures=()
-times=()
 asked=" ${*:-${sections[*]}} "
 
+# Seconds by the clock, and of the processors by all that the section started.
+TIMEFORMAT='%R %U %S'
 run_script() {
-    local command began=$SECONDS status=0
+    local command status=0
     read -ra command <<<"$(script_of "$1")"
-    "${command[@]}" 2>&1 || status=$?
-    echo "$((SECONDS - began))" >"$work/$1.seconds"
+    { time "${command[@]}" 2>&1 || status=$?; } 2>"$work/$1.seconds"
     return "$status"
 }
 
@@ -69,14 +69,24 @@ for section in $asked; do
     run_script "$section" | tee "$work/$section.log" || state=FAILED
     [ "$state" = ok ] || failures+=("$section")
     [ "$section" != test ] || tests=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/test.log" | tail -n 1)
-    seconds=$(cat "$work/$section.seconds")
-    times+=("$section $seconds s")
-    echo "-- $section: $state after $seconds s"
+    read -r seconds processor <<<"$(awk '{ printf "%.0f %.0f", $1, $2 + $3 }' "$work/$section.seconds")"
+    printf '%-13s %5d %5d\n' "$section" "$seconds" "$processor" >>"$work/times"
+    echo "-- $section: $state after $seconds s, $processor s of the processors"
     echo
 done
 
-printf -v list '%s, ' "${times[@]}"
-echo "== result after $SECONDS s (${list%, })"
+echo "== result after $SECONDS s; the slowest sections, seconds by the clock and of the processors:"
+sort -k 2 -n -r "$work/times" | head -n 6
+# Where time has grown: beside the committed figures, which `ci/all.sh` wrote on a quiet machine of
+# two cores. No time makes a run fail.
+cp "$work/times" "${CARGO_TARGET_DIR:-target}/ci-times.txt"
+awk '
+    FNR == NR { if (!/^#/) was[$1] = $3; next }
+    { now += $3; before += was[$1]; if (was[$1] && $3 > 1.1 * was[$1] && $3 > was[$1] + 10) more = more " " $1 " (" was[$1] " s before)" }
+    END {
+        print "processor seconds: " now ", committed: " before (now > 1.1 * before ? "; GROWN by more than a tenth" : "")
+        if (more) print "sections that grew by more than a tenth:" more
+    }' ci/times.txt "$work/times"
 if [ "${#failures[@]}" -gt 0 ]; then
     echo "failed: ${failures[*]}"
 else
