@@ -29,7 +29,8 @@ use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
+    BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, TimelineSource, Timepoint,
+    WeakLease,
 };
 use leasehold_hal::{Op, OpList, Partition, Plan};
 use std::collections::HashSet;
