@@ -117,7 +117,7 @@ impl RankArguments {
     /// # Errors
     /// Ranks that the device cannot have; as [`World::from_env`].
     pub(crate) fn plan(&self, first: DeviceId, simulated: bool) -> Result<Plan, Failure> {
-        let copied = std::env::var_os("LEASEHOLD_RANK").is_some();
+        let copied = std::env::var_os("LEASEHOLD_RANK").is_some_and(|rank| !rank.is_empty());
         if self.ranks.is_some() || World::is_launched() {
             asked::listen();
         }

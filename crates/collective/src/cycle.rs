@@ -30,6 +30,7 @@ const SHOWN: usize = 6;
 const CALL: usize = 100;
 
 /// A communicator of a rank, as far as others may wait for it.
+#[derive(PartialEq, Eq)]
 pub(crate) struct Standing {
     /// The line that its calls are on.
     pub(crate) line: u64,
@@ -53,7 +54,8 @@ pub(crate) struct Meeting {
 }
 
 /// A line of a rank, in whose first submission the rank stands.
-#[derive(Default, PartialEq, Eq)]
+#[derive(Default)]
+#[cfg_attr(test, derive(PartialEq))]
 struct Stand {
     /// The number up to which calls are over, by communicators and classes.
     over: HashMap<(String, String), u64>,
@@ -259,8 +261,8 @@ impl Suspect {
 #[derive(Default)]
 pub(crate) struct Looker {
     next: Option<Instant>,
-    /// The lines at the last look.
-    stands: Vec<Stand>,
+    /// The communicators at the last look, as far as it was known without the device.
+    known: Vec<Standing>,
     stamp: u64,
     /// The next look for a cycle, and the pause after it.
     follow: Option<Instant>,
@@ -269,8 +271,9 @@ pub(crate) struct Looker {
 }
 
 impl Looker {
-    /// Looks at a time. `standing` gives the communicators' states, `tell` sets this rank's record,
-    /// and `load` gets another one's. Returns a cycle that this rank is a part of.
+    /// Looks at a time. `standing` gives the communicators' states, and asks the device if it is
+    /// told to. `tell` sets this rank's record, and `load` gets another one's. Returns a cycle that
+    /// this rank is a part of.
     ///
     /// # Errors
     /// Those of `tell` and `load`.
@@ -278,7 +281,7 @@ impl Looker {
         &mut self,
         now: Instant,
         rank: u32,
-        standing: impl FnOnce() -> Vec<Standing>,
+        standing: impl Fn(bool) -> Vec<Standing>,
         tell: impl FnOnce(&str) -> Result<()>,
         mut load: impl FnMut(u32) -> Result<Option<String>>,
     ) -> Result<Option<Cycle>> {
@@ -286,10 +289,12 @@ impl Looker {
             return Ok(None);
         }
         self.next = Some(now + LOOK);
-        let stands = Record::stands_of(standing());
-        if stands != self.stands || stands.is_empty() {
-            let next = Self { next: self.next, stamp: self.stamp, stands, ..Self::default() };
-            *self = next;
+        let known = standing(false);
+        // The device is not asked while the rank goes on.
+        let stays = known == self.known && known.iter().any(|s| !s.ready.is_empty());
+        let stands = if stays { Record::stands_of(standing(true)) } else { Vec::new() };
+        if stands.is_empty() {
+            *self = Self { next: self.next, stamp: self.stamp, known, ..Self::default() };
             return Ok(None);
         }
         self.stamp += 1;
@@ -369,7 +374,7 @@ mod tests {
                 Ok(())
             };
             let load = |other| Ok(told.borrow().get(&other).cloned());
-            let state = || standing(1 - rank, calls);
+            let state = |_| standing(1 - rank, calls);
             self.lookers[rank as usize].look(self.now, rank, state, tell, load).unwrap()
         }
     }

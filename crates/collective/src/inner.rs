@@ -486,14 +486,15 @@ impl Watched for Core {
         self.end(Error::PeerLost { rank: own as u32, why: why.to_owned().into() }, Others::Know);
     }
 
-    fn standing(&self) -> Option<Standing> {
+    fn standing(&self, ask: bool) -> Option<Standing> {
         if self.ended().is_some() {
             return None;
         }
         // In this order: a call that is over between the two counts as over.
         let waiting = self.unfinished.with_calls();
-        if !first_of(waiting.iter().map(|(at, _)| *at)).into_iter().all(waits) {
-            return None; // it goes on
+        let first = first_of(waiting.iter().map(|(at, _)| *at));
+        if ask && !first.iter().copied().all(waits) {
+            return None;
         }
         let (members, log) = (&self.members, self.log.lock());
         let mut over = log.numbers();
@@ -512,8 +513,8 @@ impl Watched for Core {
             },
             shown: log.shown(&members.name, *call),
         };
-        let is_ready = |at: Timepoint| at.timeline().waits_for(at.value()).is_none();
-        let ready = waiting.iter().filter(|(at, _)| is_ready(*at)).map(|(at, calls)| {
+        let ready = waiting.iter().filter(|(at, _)| first.contains(at) && (!ask || is_ready(*at)));
+        let ready = ready.map(|(at, calls)| {
             let point = (at.timeline_id().get(), at.value());
             (point, calls.iter().map(meeting).collect())
         });
@@ -580,6 +581,18 @@ impl Watched for Core {
 /// asked.
 fn waits(at: Timepoint) -> bool {
     matches!(at.timeline().wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_)))
+}
+
+/// Returns whether a submission waits for nothing of its rank. The device is asked.
+fn is_ready(at: Timepoint) -> bool {
+    for _ in 0..CHAIN {
+        match at.timeline().waits_for(at.value()) {
+            None => return true,
+            Some(before) if waits(before) => return false,
+            Some(_) => {}
+        }
+    }
+    false
 }
 
 /// The text of a submission, of the timepoint that it waits for, and so on.

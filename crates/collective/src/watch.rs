@@ -42,8 +42,9 @@ pub(crate) trait Watched: Send + Sync {
     /// Another rank tells about something of this name: a word, a number and a text.
     fn told(&self, name: &str, word: &str, number: u32, text: &str);
 
-    /// Its calls for which other ranks may wait; `None` while calls come to an end.
-    fn standing(&self) -> Option<Standing>;
+    /// Its calls for which other ranks may wait. If the device is asked, `None` says that a call
+    /// has come to an end. Otherwise calls count as ready that may wait for something of the rank.
+    fn standing(&self, ask: bool) -> Option<Standing>;
 
     /// A line for each thing that a report should say.
     fn report(&self, lines: &mut Vec<String>);
@@ -238,11 +239,11 @@ impl Looker {
 
     fn look_for_cycle(&mut self, world: &dyn Watching, now: Instant) -> Result<()> {
         let (rank, store, watch) = (world.place().0, world.store(), world.watch());
-        let standing = || {
+        let standing = |ask| {
             let mut all = Vec::new();
-            // A cycle needs a second communicator. Without one no device is asked.
+            // A cycle needs a second communicator.
             if watch.watched.lock().iter().filter(|w| w.strong_count() != 0).nth(1).is_some() {
-                watch.each(|w| all.extend(w.standing()));
+                watch.each(|w| all.extend(w.standing(ask)));
             }
             all
         };

@@ -250,6 +250,17 @@ fn a_process_alone_of_slurms_is_one_rank() {
     }
 }
 
+/// As a shell leaves a variable that it has cleared.
+#[test]
+fn an_empty_variable_names_no_rank() {
+    let mut command = leasehold();
+    command.args(["run", "--ranks", "2", "--tokens", "2", "--json"]).env("LEASEHOLD_RANK", "");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["ranks"], 2);
+}
+
 #[test]
 fn ranks_are_measured_beside_one_rank() {
     for (device, more) in [

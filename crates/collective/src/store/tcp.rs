@@ -151,26 +151,28 @@ struct Connection {
 impl Server {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         let mut serial = 0;
-        loop {
+        while !self.ending.load(Ordering::Acquire) {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
-                Err(_) if self.ending.load(Ordering::Acquire) => return,
                 Err(_) => {
                     // No descriptor is free, or the stranger has gone already.
                     thread::sleep(Duration::from_millis(10));
                     continue;
                 }
             };
-            if self.ending.load(Ordering::Acquire) {
-                return;
-            }
             if !self.make_room() {
                 continue;
             }
             let Ok(copy) = stream.try_clone() else { continue };
             serial += 1;
             let stranger = Some(Instant::now());
-            self.open.lock().push(Connection { serial, stream: copy, stranger });
+            let mut open = self.open.lock();
+            // In the lock: the end closes what is there.
+            if self.ending.load(Ordering::Acquire) {
+                return;
+            }
+            open.push(Connection { serial, stream: copy, stranger });
+            drop(open);
             let (server, own) = (self.clone(), serial);
             let started = thread::Builder::new().name("lh-store".to_owned()).spawn(move || {
                 // The connection's end is the client's affair.
@@ -384,12 +386,11 @@ impl TcpStore {
                                 client.idle.lock().push(line);
                                 return Ok(Self { address: at, side: Side::Client(client) });
                             }
-                            Err(Refusal::Wrong(why)) => {
-                                return Err(Error::Unavailable(
-                                    format!("the store at {address}: {why}").into(),
-                                ));
-                            }
                             Err(Refusal::Io(e)) => last = e.to_string(),
+                            Err(refusal) => {
+                                let why = format!("the store at {address}: {refusal}");
+                                return Err(Error::Unavailable(why.into()));
+                            }
                         }
                     }
                 }
@@ -461,7 +462,22 @@ struct Client {
 
 enum Refusal {
     Io(io::Error),
+    /// What listens there has answered nothing in time.
+    Silent,
     Wrong(String),
+}
+
+/// The word for what listens and is no store.
+const NO_STORE: &str = "what listens there does not answer as a store; give all ranks a free port";
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(e) => e.fmt(f),
+            Self::Silent => f.write_str(NO_STORE),
+            Self::Wrong(why) => f.write_str(why),
+        }
+    }
 }
 
 impl From<io::Error> for Refusal {
@@ -489,12 +505,8 @@ impl Client {
             Ok(_) => Err(Refusal::Wrong(
                 "something else listens there, or a store of another version; give all ranks the same version and a free port".to_owned(),
             )),
-            Err(e) if e.kind() == ErrorKind::InvalidData || e.kind() == ErrorKind::TimedOut => {
-                Err(Refusal::Wrong(
-                    "what listens there does not answer as a store; give all ranks a free port"
-                        .to_owned(),
-                ))
-            }
+            Err(e) if e.kind() == ErrorKind::InvalidData => Err(Refusal::Wrong(NO_STORE.to_owned())),
+            Err(e) if e.kind() == ErrorKind::TimedOut => Err(Refusal::Silent),
             Err(e) => Err(Refusal::Io(e)),
         }
     }
@@ -515,14 +527,18 @@ impl Client {
     fn another(&self, limit: Duration) -> Result<Line> {
         let until = Instant::now().checked_add(limit);
         loop {
-            let error = match self.open(until) {
+            let why = match self.open(until) {
                 Ok(line) => return Ok(line),
                 Err(Refusal::Wrong(why)) => return Err(self.lost(why)),
-                Err(Refusal::Io(error)) => error,
+                // Nobody listens where the server has ended.
+                Err(Refusal::Io(e)) if e.kind() == ErrorKind::ConnectionRefused => {
+                    return Err(self.lost(e));
+                }
+                Err(Refusal::Io(e)) => e,
+                Err(Refusal::Silent) => ErrorKind::TimedOut.into(),
             };
-            // Nobody listens where the server has ended.
-            if error.kind() == ErrorKind::ConnectionRefused || left(until).is_zero() {
-                return Err(self.lost(error));
+            if left(until).is_zero() {
+                return Err(self.lost(why));
             }
             thread::sleep(slice(until, AGAIN));
         }
