@@ -117,23 +117,20 @@ impl RankArguments {
     /// # Errors
     /// Ranks that the device cannot have; as [`World::from_env`].
     pub(crate) fn plan(&self, first: DeviceId, simulated: bool) -> Result<Plan, Failure> {
-        let copied = std::env::var_os("LEASEHOLD_RANK").is_some();
+        let copied = std::env::var_os("LEASEHOLD_RANK").is_some_and(|rank| !rank.is_empty());
         if self.ranks.is_some() || World::is_launched() {
             asked::listen();
         }
         let wanted = self.ranks.map(NonZeroU32::get);
-        let world = match (wanted, copied) {
-            (Some(1), false) => None,
+        match (wanted, copied) {
+            (Some(1), false) => return Ok(Plan::Alone),
             (Some(_), false) => return self.own(first, simulated),
-            _ => {
-                if World::is_launched() && first.backend == BackendKind::Cuda && !simulated {
-                    restart_with_variables()?;
-                }
-                launched()?
-            }
+            _ => {}
+        }
+        // All of this is said before anybody is waited for.
+        let Some((variable, rank, ranks)) = World::launched().map_err(aside)? else {
+            return Ok(Plan::Alone);
         };
-        let Some(world) = world else { return Ok(Plan::Alone) };
-        let (rank, ranks) = (world.rank(), world.size());
         if wanted.is_some_and(|wanted| wanted != ranks) {
             return Err(Failure::misuse(format!(
                 "--ranks {}: LEASEHOLD_WORLD has {ranks} ranks; leave --ranks out, or unset LEASEHOLD_RANK",
@@ -144,13 +141,12 @@ impl RankArguments {
             return Ok(Plan::Alone);
         }
         if simulated || first.backend != BackendKind::Cuda {
-            // All ranks say so.
-            world.close(END)?;
             return Err(Failure::misuse(format!(
-                "rank {rank} of {ranks}: {first} is no GPU of NVIDIA's, and ranks on it are threads of one process; give --ranks {ranks} without a launcher, or --ranks 1 for a text of each process's own"
+                "rank {rank} of {ranks}: {variable}={rank} makes this process a rank; {first} is no GPU of NVIDIA's, and ranks on it are threads of one process; give --ranks {ranks} without a launcher, or --ranks 1 for a text of each process's own"
             )));
         }
-        Ok(Plan::Member(world))
+        restart_with_variables()?;
+        Ok(Plan::Member(World::from_env().map_err(aside)?))
     }
 
     /// Ranks that this command starts.
@@ -246,13 +242,9 @@ fn restart_with_variables() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The world that a launcher has put this process into; `None` without a launcher.
-pub(crate) fn launched() -> Result<Option<World>, Failure> {
-    match World::from_env() {
-        Ok(world) => Ok(Some(world)),
-        Err(Error::NotFound(_)) => Ok(None),
-        Err(e) => Err(Failure::new(format!("{e}; or give --ranks 1 to leave the launcher aside"))),
-    }
+/// The failure of a launcher's variables.
+fn aside(e: Error) -> Failure {
+    Failure::new(format!("{e}; or give --ranks 1 to leave the launcher aside"))
 }
 
 /// The device of a rank, counted from the first rank's. Ranks on the CPU share it.
@@ -497,7 +489,7 @@ mod tests {
     #[test]
     fn copies_are_a_world_and_have_the_variables_of_the_library() {
         if copied() {
-            let world = launched().unwrap().unwrap();
+            let world = World::from_env().unwrap();
             assert_eq!((world.size(), world.local_rank()), (3, world.rank()));
             for (name, _) in NCCL {
                 assert!(std::env::var_os(name).is_some(), "{name}");
@@ -515,7 +507,7 @@ mod tests {
         asked::listen();
         let ready = |id| std::env::temp_dir().join(format!("leasehold-asked-{id}"));
         if copied() {
-            let world = launched().unwrap().unwrap();
+            let world = World::from_env().unwrap();
             if world.rank() == 0 {
                 std::fs::write(ready(std::os::unix::process::parent_id()), "").unwrap();
                 let until = Instant::now() + END;

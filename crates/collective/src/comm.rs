@@ -15,12 +15,12 @@ use crate::driver::{self, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
 use crate::line::{Line, Turn};
-use crate::log::Entered;
 use crate::members::Members;
 use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
+use crate::unfinished::Calls;
 use crate::watch::Watching;
 use crate::window::{self, Registered};
 use crate::world::World;
@@ -313,7 +313,7 @@ impl Comm {
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
         let device = runtime.raw_device().downgrade();
-        let core = Core::new(members.clone(), ops, turn, native, device)?;
+        let core = Core::new(members.clone(), ops, turn, native, (device, line.serial))?;
         let told = Mutex::default();
         let registered = Registered::default();
         let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
@@ -550,7 +550,7 @@ impl Comm {
             };
             planned.push(Planned { signature, src, dst });
         }
-        let mut entered: SmallVec<[Entered; 2]> = SmallVec::new();
+        let mut entered = Calls::new();
         {
             let mut log = core.log.lock();
             planned.iter_mut().for_each(|p| entered.push(log.enter(&mut p.signature)));
@@ -579,10 +579,11 @@ impl Comm {
             return Err(cause);
         }
         match recorded {
-            None => core.submitted(stream.now()),
+            None => core.submitted(stream.now(), entered),
             Some(planned) => {
+                let at = stop::place();
                 planned.into_iter().try_for_each(|Planned { signature, .. }| {
-                    let note = Recorded { core: Arc::downgrade(core), signature };
+                    let note = Recorded { core: Arc::downgrade(core), at, signature };
                     stream.note(stop::check(), Arc::new(note))
                 })?;
                 if let Some(placed) = noted {

@@ -12,15 +12,16 @@
 //! A submitter adds the call's value to those that are not over, and then looks for a failure. So
 //! either the end finds the value, or the submitter finds the failure.
 
+use crate::cycle::{Meeting, Standing};
 use crate::driver::{Call, CollectiveOps};
 use crate::group::{Extent, Uses, check_apart};
 use crate::line::Turn;
-use crate::log::Log;
+use crate::log::{Entered, Log};
 use crate::members::Members;
 use crate::native::{Done, Native};
-use crate::signature::{Kind, Signature};
+use crate::signature::{Class, Kind, Signature};
 use crate::store::Presence;
-use crate::unfinished::Unfinished;
+use crate::unfinished::{Calls, Unfinished, first_of};
 use crate::watch::{self, Watched, Watching};
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) native: Native,
     pub(crate) log: Mutex<Log>,
     pub(crate) device: WeakLease<dyn Device>,
+    /// The serial of the line that orders its calls.
+    pub(crate) line: u64,
     pub(crate) unfinished: Unfinished,
     failed: Mutex<Failed>,
     /// There is a failure. Set in the lock of `failed`, so a sound communicator's calls take no
@@ -148,7 +151,7 @@ impl Core {
         ops: Arc<dyn CollectiveOps>,
         turn: Option<Arc<Turn>>,
         native: Native,
-        device: WeakLease<dyn Device>,
+        (device, line): (WeakLease<dyn Device>, u64),
     ) -> Result<Arc<Self>> {
         let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
             members,
@@ -157,6 +160,7 @@ impl Core {
             native,
             log: Mutex::default(),
             device,
+            line,
             unfinished: Unfinished::default(),
             failed: Mutex::default(),
             has_failed: AtomicBool::new(false),
@@ -195,8 +199,8 @@ impl Core {
     }
 
     /// Adds a submission with calls.
-    pub(crate) fn submitted(&self, at: Timepoint) {
-        self.unfinished.add(at);
+    pub(crate) fn submitted(&self, at: Timepoint, calls: Calls) {
+        self.unfinished.add(at, calls);
         if let Some(cause) = self.ended() {
             self.poison(at, &cause);
         }
@@ -482,11 +486,52 @@ impl Watched for Core {
         self.end(Error::PeerLost { rank: own as u32, why: why.to_owned().into() }, Others::Know);
     }
 
+    fn standing(&self, ask: bool) -> Option<Standing> {
+        if self.ended().is_some() {
+            return None;
+        }
+        // In this order: a call that is over between the two counts as over.
+        let waiting = self.unfinished.with_calls();
+        let first = first_of(waiting.iter().map(|(at, _)| *at));
+        if ask && !first.iter().copied().all(waits) {
+            return None;
+        }
+        let (members, log) = (&self.members, self.log.lock());
+        let mut over = log.numbers();
+        for call in waiting.iter().flat_map(|(_, calls)| calls) {
+            let least = over.iter_mut().find(|known| known.class == call.class);
+            least.into_iter().for_each(|known| known.seq = known.seq.min(call.seq));
+        }
+        let world = |rank: u32| members.ranks[rank as usize];
+        let meeting = |call: &Entered| Meeting {
+            key: members.key.clone(),
+            class: [call.class, call.class.counterpart(members.rank)].map(|c| c.to_string()),
+            seq: call.seq,
+            ranks: match call.class {
+                Class::To(peer) | Class::From(peer) => vec![world(peer)],
+                _ => members.others().map(world).collect(),
+            },
+            shown: log.shown(&members.name, *call),
+        };
+        let ready = waiting.iter().filter(|(at, _)| first.contains(at) && (!ask || is_ready(*at)));
+        let ready = ready.map(|(at, calls)| {
+            let point = (at.timeline_id().get(), at.value());
+            (point, calls.iter().map(meeting).collect())
+        });
+        Some(Standing {
+            line: self.line,
+            key: members.key.clone(),
+            over: over.into_iter().map(|call| (call.class.to_string(), call.seq)).collect(),
+            ready: ready.collect(),
+        })
+    }
+
     fn told(&self, name: &str, word: &str, number: u32, text: &str) {
         if name != self.members.key || self.ended().is_some() {
             return;
         }
         match word {
+            "cycle" => drop(self.end(Error::state(text.to_owned()), Others::Know)),
             "ended" if number != self.members.rank => {
                 let lost = Error::PeerLost { rank: number, why: text.to_owned().into() };
                 self.end(lost, Others::Know);
@@ -538,6 +583,18 @@ fn waits(at: Timepoint) -> bool {
     matches!(at.timeline().wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_)))
 }
 
+/// Returns whether a submission waits for nothing of its rank. The device is asked.
+fn is_ready(at: Timepoint) -> bool {
+    for _ in 0..CHAIN {
+        match at.timeline().waits_for(at.value()) {
+            None => return true,
+            Some(before) if waits(before) => return false,
+            Some(_) => {}
+        }
+    }
+    false
+}
+
 /// The text of a submission, of the timepoint that it waits for, and so on.
 fn chain(at: Timepoint) -> String {
     let shown = |p: Timepoint| match p.timeline().name() {
@@ -561,16 +618,20 @@ fn chain(at: Timepoint) -> String {
     text
 }
 
-/// The communicators whose calls a graph has.
-pub(crate) struct Launches(pub(crate) Vec<Weak<Core>>);
+/// The communicators whose calls a graph has, and whether some of these are of all ranks.
+pub(crate) struct Launches(pub(crate) Vec<(Weak<Core>, bool)>);
 
 impl LaunchCheck for Launches {
     fn before(&self) -> Result<()> {
         let failure = |core: &Weak<Core>| core.upgrade().and_then(|core| core.failure());
-        self.0.iter().find_map(failure).map_or(Ok(()), Err)
+        self.0.iter().find_map(|(core, _)| failure(core)).map_or(Ok(()), Err)
     }
 
     fn launched(&self, at: Timepoint) {
-        self.0.iter().filter_map(Weak::upgrade).for_each(|core| core.submitted(at));
+        for (core, of_all) in &self.0 {
+            let Some(core) = core.upgrade() else { continue };
+            let call = of_all.then(|| core.log.lock().launch());
+            core.submitted(at, call.into_iter().collect());
+        }
     }
 }

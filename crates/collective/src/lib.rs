@@ -35,14 +35,15 @@
 //! # Rules
 //! - All ranks make the same calls of a communicator in the same order, with the same types,
 //!   counts, reductions and roots. A call is recorded on all ranks or on none.
+//! - Ranks that share several communicators call these in the same order too.
 //! - Ranks that are threads have a stream each. Their memory is their own: two ranks that give the
 //!   same buffer to a call wait for each other.
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`],
-//! `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`, `window`;
-//! [`comm`], `calls`, `register`; `bench`.
+//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `cycle`, `watch`,
+//! [`mod@world`], `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`,
+//! `window`; [`comm`], `calls`, `register`; `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
@@ -50,6 +51,7 @@
 pub mod bench;
 mod calls;
 pub mod comm;
+mod cycle;
 pub mod driver;
 pub mod element;
 pub mod group;

@@ -13,6 +13,7 @@
 //!
 //! This module must not know worlds.
 
+use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{Buffer, Lease, Result, Runtime};
 use std::sync::Weak;
@@ -23,15 +24,19 @@ const BYTES: u64 = 256;
 /// The line of a device.
 pub(crate) struct Line {
     pub(crate) buffer: Lease<Buffer>,
+    /// Distinguishes the lines of a process.
+    pub(crate) serial: u64,
     runtime: Runtime,
 }
 
 impl Line {
     /// A line of its own.
     pub(crate) fn new(runtime: &Runtime) -> Result<Arc<Self>> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
         let buffer = runtime.alloc(BYTES)?.unlisted()?;
         buffer.set_name("collective line");
-        Ok(Arc::new(Self { buffer, runtime: runtime.clone() }))
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Self { buffer, serial, runtime: runtime.clone() }))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The eager calls of a rank, for reports.
 
-use crate::signature::{Kind, List, Signature};
+use crate::signature::{Class, List, Signature};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
@@ -10,9 +10,10 @@ const KEPT: usize = 1024;
 /// The last eager calls of a communicator, and how many there were.
 #[derive(Default)]
 pub(crate) struct Log {
-    /// The next numbers of the calls of all ranks, and of the calls in recordings.
+    /// The next numbers of the calls of all ranks, of the calls in recordings, and of the launches.
     all: u64,
     recorded: u64,
+    launched: u64,
     /// The next numbers of the sends to a rank, and of the receives from it, by ranks.
     peers: Vec<[u64; 2]>,
     calls: VecDeque<Signature>,
@@ -61,41 +62,28 @@ fn mixed(before: u64, call: &Signature) -> u64 {
     words.finish()
 }
 
-/// A call that was numbered.
-#[derive(Clone, Copy)]
-pub(crate) struct Entered {
-    sequence: Sequence,
-    seq: u64,
-}
-
-/// Calls that are numbered together.
+/// A call that was numbered, among those of its class.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sequence {
-    All,
-    To(u32),
-    From(u32),
-    Recorded,
+pub(crate) struct Entered {
+    pub(crate) class: Class,
+    pub(crate) seq: u64,
 }
 
-impl Sequence {
-    fn of(signature: &Signature) -> Self {
-        match signature.kind {
-            _ if signature.captured => Self::Recorded,
-            Kind::Send { to } => Self::To(to),
-            Kind::Recv { from } => Self::From(from),
-            _ => Self::All,
-        }
+impl Entered {
+    fn is(self, call: &Signature) -> bool {
+        Class::of_call(call) == self.class && call.seq == self.seq
     }
 }
 
 impl Log {
-    /// The next number of a sequence.
-    fn next(&mut self, sequence: Sequence) -> &mut u64 {
-        let (peer, from) = match sequence {
-            Sequence::All => return &mut self.all,
-            Sequence::Recorded => return &mut self.recorded,
-            Sequence::To(peer) => (peer as usize, 0),
-            Sequence::From(peer) => (peer as usize, 1),
+    /// The next number of a class.
+    fn next(&mut self, class: Class) -> &mut u64 {
+        let (peer, from) = match class {
+            Class::All => return &mut self.all,
+            Class::Recorded => return &mut self.recorded,
+            Class::Launches => return &mut self.launched,
+            Class::To(peer) => (peer as usize, 0),
+            Class::From(peer) => (peer as usize, 1),
         };
         if self.peers.len() <= peer {
             self.peers.resize(peer + 1, [0, 0]);
@@ -105,11 +93,9 @@ impl Log {
 
     /// Numbers a call, and keeps it if it is eager.
     pub(crate) fn enter(&mut self, signature: &mut Signature) -> Entered {
-        let sequence = Sequence::of(signature);
-        let next = self.next(sequence);
-        signature.seq = *next;
-        *next += 1;
-        if sequence == Sequence::All {
+        let entered = self.number(Class::of_call(signature));
+        signature.seq = entered.seq;
+        if entered.class == Class::All {
             let before = self.hashes.back().copied().unwrap_or(SEED);
             if self.hashes.len() == KEPT {
                 self.hashes.pop_front();
@@ -122,19 +108,50 @@ impl Log {
             }
             self.calls.push_back(signature.clone());
         }
-        Entered { sequence, seq: signature.seq }
+        entered
+    }
+
+    /// Numbers a launch of a graph with calls of all ranks.
+    pub(crate) fn launch(&mut self) -> Entered {
+        self.number(Class::Launches)
+    }
+
+    fn number(&mut self, class: Class) -> Entered {
+        let next = self.next(class);
+        *next += 1;
+        Entered { class, seq: *next - 1 }
+    }
+
+    /// The next number of each class whose calls are awaited.
+    pub(crate) fn numbers(&self) -> Vec<Entered> {
+        let peers = (0..)
+            .zip(&self.peers)
+            .flat_map(|(peer, [to, from])| [(Class::To(peer), *to), (Class::From(peer), *from)]);
+        let all = [(Class::All, self.all), (Class::Launches, self.launched)];
+        all.into_iter().chain(peers).map(|(class, seq)| Entered { class, seq }).collect()
+    }
+
+    /// The text of a call that was numbered, as far as it is kept.
+    pub(crate) fn shown(&self, name: &str, entered: Entered) -> String {
+        let call = self.calls.iter().rev().find(|call| entered.is(call));
+        match call {
+            Some(call) => format!("{} {call}", call.numbered(name)),
+            None if entered.class == Class::Launches => {
+                format!("launch {} of graphs with calls of {name}", entered.seq)
+            }
+            None => format!("{name} #{}", entered.seq),
+        }
     }
 
     /// Takes a call back that was not submitted, unless another one came after it.
-    pub(crate) fn take_back(&mut self, Entered { sequence, seq }: Entered) {
-        let next = self.next(sequence);
-        if *next == seq + 1 {
-            *next = seq;
-            if sequence == Sequence::All {
+    pub(crate) fn take_back(&mut self, entered: Entered) {
+        let next = self.next(entered.class);
+        if *next == entered.seq + 1 {
+            *next = entered.seq;
+            if entered.class == Class::All {
                 self.hashes.pop_back();
             }
-            let is = |call: &Signature| Sequence::of(call) == sequence && call.seq == seq;
-            if let Some(at) = self.calls.iter().rposition(is) {
+            if let Some(at) = self.calls.iter().rposition(|call| entered.is(call)) {
                 self.calls.remove(at);
             }
         }

@@ -168,20 +168,29 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Waits for the other ranks' lists, and compares.
-    pub(crate) fn end(self, list: &List) -> Result<()> {
+    fn hear(&self, subject: &str, rank: u32) -> Result<String> {
         let Self { members, number } = self;
-        let subject = format!("stop/{number}");
         let what = format!(
             "it has stopped no recording with calls of {} (comparison {number})",
             members.name
         );
+        members.hear(&format!("stop/{number}{subject}"), rank, &what)
+    }
+
+    /// The list of another rank.
+    pub(crate) fn list_of(&self, rank: u32) -> Result<List> {
+        Ok(List::parse(&self.hear("/list", rank)?))
+    }
+
+    /// Waits for the other ranks' lists, and compares.
+    pub(crate) fn end(&self, list: &List) -> Result<()> {
+        let Self { members, number } = self;
         for rank in members.others() {
-            let summary = members.hear(&subject, rank, &what)?;
+            let summary = self.hear("", rank)?;
             if list.agrees(members.rank, &summary, rank) {
                 continue;
             }
-            let theirs = List::parse(&members.hear(&format!("{subject}/list"), rank, &what)?);
+            let theirs = self.list_of(rank)?;
             let found =
                 list.difference(members.rank, &theirs, rank, &format!("{} recorded", members.name));
             return Err(found.unwrap_or_else(|| {

@@ -152,19 +152,25 @@ struct Entry {
     class: Class,
     /// The number among those of its class.
     seq: u64,
+    /// The place of the submission among those of the rank's recordings.
+    at: u64,
     agreed: String,
     shown: String,
 }
 
-/// The calls of a list that must agree with those of another rank's.
+/// The calls of a rank that are numbered together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Class {
+pub(crate) enum Class {
     /// Those of all ranks, with all ranks'.
     All,
     /// The sends to a rank, with that rank's receives from this one.
     To(u32),
     /// The receives from a rank.
     From(u32),
+    /// The calls in recordings.
+    Recorded,
+    /// The launches of graphs with calls of all ranks, with all ranks'.
+    Launches,
 }
 
 impl Class {
@@ -176,12 +182,17 @@ impl Class {
         }
     }
 
+    /// The class that numbers a call.
+    pub(crate) fn of_call(call: &Signature) -> Self {
+        if call.captured { Self::Recorded } else { Self::of(call.kind) }
+    }
+
     /// The class of the same calls in the list of the other rank, for `own`.
-    fn counterpart(self, own: u32) -> Self {
+    pub(crate) fn counterpart(self, own: u32) -> Self {
         match self {
-            Self::All => Self::All,
             Self::To(_) => Self::From(own),
             Self::From(_) => Self::To(own),
+            same => same,
         }
     }
 }
@@ -192,6 +203,8 @@ impl fmt::Display for Class {
             Self::All => f.write_str("*"),
             Self::To(rank) => write!(f, ">{rank}"),
             Self::From(rank) => write!(f, "<{rank}"),
+            Self::Recorded => f.write_str("recorded"),
+            Self::Launches => f.write_str("launches"),
         }
     }
 }
@@ -211,7 +224,11 @@ impl std::str::FromStr for Class {
 
 /// A rank's list of calls, in a form that goes through a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct List(Vec<Entry>);
+pub(crate) struct List {
+    /// The place of a recording's first call, of whatever communicator. It names the recording.
+    recording: u64,
+    calls: Vec<Entry>,
+}
 
 impl List {
     /// Calls with the numbers that they have.
@@ -222,18 +239,19 @@ impl List {
                 Class::All => Signature { scope: None, ..s.clone() }.to_string(),
                 _ => format!("{} {}", s.count, s.element),
             };
-            Entry { class, seq: s.seq, agreed, shown: s.to_string() }
+            Entry { class, seq: s.seq, at: 0, agreed, shown: s.to_string() }
         };
-        Self(calls.into_iter().map(entry).collect())
+        Self { recording: 0, calls: calls.into_iter().map(entry).collect() }
     }
 
-    /// The calls of a recording, numbered from its beginning.
-    pub(crate) fn of_recording<'s>(calls: impl IntoIterator<Item = &'s Signature>) -> Self {
-        let mut list = Self::of(calls);
+    /// A communicator's calls of a recording, numbered from its beginning, with their places.
+    pub(crate) fn of_recording<'s>(recording: u64, calls: &[(u64, &'s Signature)]) -> Self {
+        let mut list = Self::of(calls.iter().map(|call| call.1));
+        list.recording = recording;
         let mut next: HashMap<Class, u64> = HashMap::new();
-        for entry in &mut list.0 {
+        for (entry, (at, _)) in list.calls.iter_mut().zip(calls) {
             let next = next.entry(entry.class).or_default();
-            entry.seq = *next;
+            (entry.seq, entry.at) = (*next, *at);
             *next += 1;
         }
         list
@@ -241,9 +259,9 @@ impl List {
 
     /// The text of the list. Beyond `most` bytes it ends early.
     pub(crate) fn text(&self, most: usize) -> String {
-        let mut text = String::new();
-        for Entry { class, seq, agreed, shown } in &self.0 {
-            let line = format!("{class}\t{seq}\t{agreed}\t{shown}\n");
+        let mut text = format!("{}\n", self.recording);
+        for Entry { class, seq, at, agreed, shown } in &self.calls {
+            let line = format!("{class}\t{seq}\t{at}\t{agreed}\t{shown}\n");
             if text.len() + line.len() > most {
                 break;
             }
@@ -255,21 +273,24 @@ impl List {
     /// The list that a rank wrote.
     pub(crate) fn parse(text: &str) -> Self {
         let entry = |line: &str| {
-            let mut parts = line.splitn(4, '\t');
+            let mut parts = line.splitn(5, '\t');
             Some(Entry {
                 class: parts.next()?.parse().ok()?,
                 seq: parts.next()?.parse().ok()?,
+                at: parts.next()?.parse().ok()?,
                 agreed: parts.next()?.into(),
                 shown: parts.next()?.into(),
             })
         };
-        Self(text.lines().filter_map(entry).collect())
+        let (recording, calls) = text.split_once('\n').unwrap_or_default();
+        let recording = recording.parse().unwrap_or_default();
+        Self { recording, calls: calls.lines().filter_map(entry).collect() }
     }
 
     /// The number and the hash of each class. Another rank sees by them whether the lists agree.
     pub(crate) fn summary(&self) -> String {
         let mut classes: Vec<(Class, u64, u64)> = Vec::new();
-        for Entry { class, agreed, .. } in &self.0 {
+        for Entry { class, agreed, .. } in &self.calls {
             let at = classes.iter().position(|c| c.0 == *class).unwrap_or_else(|| {
                 classes.push((*class, 0, 0xcbf2_9ce4_8422_2325));
                 classes.len() - 1
@@ -318,7 +339,7 @@ impl List {
     ) -> Option<Error> {
         for class in [Class::All, Class::To(rank), Class::From(rank)] {
             let of = |list: &Self, class: Class| -> BTreeMap<u64, Entry> {
-                let own = list.0.iter().filter(|e| e.class == class);
+                let own = list.calls.iter().filter(|e| e.class == class);
                 own.map(|e| (e.seq, e.clone())).collect()
             };
             let (ours, theirs) = (of(self, class), of(other, class.counterpart(own)));
@@ -338,14 +359,62 @@ impl List {
                 None => "has no such call any more".to_owned(),
             };
             let between = match class {
-                Class::All => String::new(),
                 Class::To(_) => format!(" from {own} to {rank}"),
                 Class::From(_) => format!(" from {rank} to {own}"),
+                _ => String::new(),
             };
             let call = format!("{name} #{at}{between}");
             let sides = [(own, shown(&ours).into()), (rank, shown(&theirs).into())];
             let [ours, theirs] = sides;
             return Some(Mismatch::new(call, ours, theirs).into());
+        }
+        None
+    }
+
+    /// The first call of this list and of another communicator's whose order is the opposite one on
+    /// another rank. Each communicator has a name, both ranks' numbers and both ranks' lists of one
+    /// recording.
+    pub(crate) fn opposite_orders(
+        [own, rank]: [u32; 2],
+        communicators: &[(&str, [u32; 2], [&Self; 2])],
+    ) -> Option<Error> {
+        // The places of a call on both ranks, its communicator, and its text on both.
+        let mut calls = Vec::new();
+        for (of, (_, [me, other], [ours, theirs])) in communicators.iter().enumerate() {
+            let theirs: HashMap<(Class, u64), &Entry> =
+                theirs.calls.iter().map(|e| ((e.class, e.seq), e)).collect();
+            let between = [Class::All, Class::To(*other), Class::From(*other)];
+            for e in ours.calls.iter().filter(|e| between.contains(&e.class)) {
+                if let Some(t) = theirs.get(&(e.class.counterpart(*me), e.seq)) {
+                    calls.push(([e.at, t.at], of, e.seq, [&e.shown, &t.shown]));
+                }
+            }
+        }
+        calls.sort_by_key(|call| call.0);
+        // Of each communicator the call so far that is the last one on the other rank.
+        let mut last: HashMap<usize, usize> = HashMap::new();
+        for (i, ([_, at], of, ..)) in calls.iter().enumerate() {
+            let opposite = |other: &&usize| {
+                let ([_, before], other, ..) = calls[**other];
+                let one_recording =
+                    communicators[other].2[1].recording == communicators[*of].2[1].recording;
+                other != *of && before > *at && one_recording
+            };
+            if let Some(&other) = last.values().filter(opposite).min() {
+                let shown = |call: usize, side: usize| {
+                    let (_, of, seq, shown) = &calls[call];
+                    format!("{} #{seq} {}", communicators[*of].0, shown[side])
+                };
+                let name = |call: usize| communicators[calls[call].1].0;
+                let what = format!("the order of {} and {} recorded", name(other), name(i));
+                let ours = format!("{} before {}", shown(other, 0), shown(i, 0));
+                let theirs = format!("{} before {}", shown(i, 1), shown(other, 1));
+                return Some(Mismatch::new(what, (own, ours.into()), (rank, theirs.into())).into());
+            }
+            let known = last.entry(*of).or_insert(i);
+            if calls[*known].0[1] < *at {
+                *known = i;
+            }
         }
         None
     }
@@ -378,8 +447,11 @@ mod tests {
         let zero = [call(sum, 8, "a"), call(Kind::Send { to: 1 }, 3, "b"), call(sum, 9, "c")];
         let one = [call(Kind::Recv { from: 0 }, 3, "x"), call(sum, 8, "y"), call(sum, 9, "z")];
         let two = [call(sum, 8, "y"), call(sum, 9, "z")];
-        let [zero, one, two] =
-            [List::of_recording(&zero), List::of_recording(&one), List::of_recording(&two)];
+        let list = |calls: &[Signature]| {
+            let calls: Vec<_> = (7..).zip(calls).collect();
+            List::of_recording(7, &calls)
+        };
+        let [zero, one, two] = [list(&zero), list(&one), list(&two)];
         for (own, list, rank, other) in
             [(0, &zero, 1, &one), (1, &one, 0, &zero), (0, &zero, 2, &two), (2, &two, 1, &one)]
         {
@@ -393,6 +465,37 @@ mod tests {
             lost.contains("t #0 from 0 to 1: rank 0 send 3 f32 to 1 (b); rank 1 has no"),
             "{lost}"
         );
-        assert_eq!(zero.text(30).lines().count(), 0, "a line is whole or not there");
+        assert_eq!(zero.text(30).lines().count(), 1, "a line is whole or not there");
+    }
+
+    #[test]
+    fn orders_are_opposite_between_communicators_and_within_one_recording_only() {
+        let sum = call(Kind::AllReduce(Reduce::Sum), 8, "s");
+        let (send, recv) =
+            (call(Kind::Send { to: 1 }, 3, "b"), call(Kind::Recv { from: 0 }, 3, "x"));
+        let of = |recording, calls: &[(u64, &Signature)]| List::of_recording(recording, calls);
+        let difference = |a: [&List; 2], b: [&List; 2]| {
+            List::opposite_orders([4, 6], &[("a", [0, 1], a), ("b", [0, 1], b)])
+                .map(|e| e.to_string())
+        };
+        let (first, second) = (of(5, &[(5, &sum)]), of(5, &[(6, &sum)]));
+        let found = difference([&first, &second], [&second, &first]).unwrap();
+        for words in ["rank 4 a #0 all_reduce 8 f32 Sum (s) before b #0", "rank 6 b #0", "a and b"]
+        {
+            assert!(found.contains(words), "{words}: {found}");
+        }
+        assert_eq!(difference([&first, &first], [&second, &second]), None);
+        // The other rank has them in recordings of their own.
+        assert_eq!(difference([&first, &of(8, &[(8, &sum)])], [&second, &first]), None);
+        // A group is at one place, so its calls have no order among each other.
+        let group = of(5, &[(6, &sum), (6, &send)]);
+        let calls = of(5, &[(6, &recv), (8, &sum)]);
+        assert_eq!(difference([&first, &first], [&group, &calls]), None);
+        let between = of(5, &[(7, &sum)]);
+        let found = difference([&first, &between], [&group, &calls]).unwrap();
+        assert!(found.contains("rank 6 b #0 recv 3 f32 from 0 (x) before a #0"), "{found}");
+        // Sends between other ranks have no part in it.
+        let others = call(Kind::Send { to: 2 }, 3, "o");
+        assert_eq!(difference([&second, &first], [&of(5, &[(5, &others)]), &second]), None);
     }
 }

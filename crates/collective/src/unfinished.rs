@@ -2,8 +2,10 @@
 //!
 //! This module must not know communicators.
 
+use crate::log::Entered;
 use leasehold::Timepoint;
 use leasehold::backend::sync::Mutex;
+use smallvec::SmallVec;
 use std::time::Duration;
 
 /// The length from which on submissions that are over are forgotten.
@@ -13,40 +15,35 @@ const FULL: usize = 32;
 #[derive(Default)]
 pub(crate) struct Unfinished(Mutex<Points>);
 
+/// The calls of a submission.
+pub(crate) type Calls = SmallVec<[Entered; 2]>;
+
 #[derive(Default)]
 struct Points {
-    all: Vec<Timepoint>,
+    all: Vec<(Timepoint, Calls)>,
     /// At this length those that have passed are removed.
     full: usize,
 }
 
 impl Unfinished {
-    pub(crate) fn add(&self, point: Timepoint) {
+    pub(crate) fn add(&self, point: Timepoint, calls: Calls) {
         let mut points = self.0.lock();
         if points.all.len() >= points.full {
-            points.all.retain(|p| !p.has_passed());
+            points.all.retain(|(p, _)| !p.has_passed());
             points.full = (2 * points.all.len()).max(FULL);
         }
-        points.all.push(point);
+        points.all.push((point, calls));
     }
 
     /// The first one of each timeline.
     pub(crate) fn first(&self) -> Vec<Timepoint> {
-        let mut first: Vec<Timepoint> = Vec::new();
-        for &point in self.0.lock().all.iter().filter(|p| !is_over(**p)) {
-            match first.iter_mut().find(|p| p.timeline_id() == point.timeline_id()) {
-                Some(known) if known.value() <= point.value() => {}
-                Some(known) => *known = point,
-                None => first.push(point),
-            }
-        }
-        first
+        first_of(self.all())
     }
 
     /// Returns whether all have passed. The device is asked.
     pub(crate) fn have_passed(&self) -> bool {
         // Not in the lock: what completes may drop a communicator.
-        let all = self.0.lock().all.clone();
+        let all: Vec<Timepoint> = self.0.lock().all.iter().map(|(p, _)| *p).collect();
         all.iter().all(|p| {
             // The answer of a failed one is its failure.
             let _ = p.timeline().wait(p.value(), Some(Duration::ZERO));
@@ -56,8 +53,26 @@ impl Unfinished {
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<Timepoint> {
-        self.0.lock().all.iter().copied().filter(|p| !is_over(*p)).collect()
+        self.with_calls().into_iter().map(|(p, _)| p).collect()
     }
+
+    /// All of them, with their calls.
+    pub(crate) fn with_calls(&self) -> Vec<(Timepoint, Calls)> {
+        self.0.lock().all.iter().filter(|(p, _)| !is_over(*p)).cloned().collect()
+    }
+}
+
+/// The first timepoint of each timeline.
+pub(crate) fn first_of(points: impl IntoIterator<Item = Timepoint>) -> Vec<Timepoint> {
+    let mut first: Vec<Timepoint> = Vec::new();
+    for point in points {
+        match first.iter_mut().find(|p| p.timeline_id() == point.timeline_id()) {
+            Some(known) if known.value() <= point.value() => {}
+            Some(known) => *known = point,
+            None => first.push(point),
+        }
+    }
+    first
 }
 
 /// Over, as far as it was published; a failure is an end too.

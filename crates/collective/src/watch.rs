@@ -4,13 +4,15 @@
 //! - for events, which ranks put into the store under running numbers;
 //! - whether its neighbour is there. A rank's neighbour is the next one that is not gone, so each
 //!   rank is looked at by one other rank. Who finds one gone says so in an event;
-//! - what its communicators have to look at.
+//! - what its communicators have to look at;
+//! - for ranks that wait for each other ([`cycle`]).
 //!
 //! A rank that is gone may have ended in order, once its calls were over on its side. So the others
 //! have a grace in which theirs end too. What is not over then is lost.
 //!
 //! This module must not know communicators.
 
+use crate::cycle::{self, Cycle, Standing};
 use crate::native::Outbox;
 use crate::store::{LONGEST_VALUE, Presence, Store};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +41,10 @@ pub(crate) trait Watched: Send + Sync {
 
     /// Another rank tells about something of this name: a word, a number and a text.
     fn told(&self, name: &str, word: &str, number: u32, text: &str);
+
+    /// Its calls for which other ranks may wait. If the device is asked, `None` says that a call
+    /// has come to an end. Otherwise calls count as ready that may wait for something of the rank.
+    fn standing(&self, ask: bool) -> Option<Standing>;
 
     /// A line for each thing that a report should say.
     fn report(&self, lines: &mut Vec<String>);
@@ -181,6 +187,7 @@ struct Looker {
     gone: BTreeSet<u32>,
     /// Of these, those that still have a grace, and why they are gone.
     dying: HashMap<u32, (Instant, String)>,
+    cycles: cycle::Looker,
 }
 
 impl Looker {
@@ -227,7 +234,31 @@ impl Looker {
             }
         }
         watch.each(|w| w.look(now));
-        Ok(())
+        self.look_for_cycle(world, now)
+    }
+
+    fn look_for_cycle(&mut self, world: &dyn Watching, now: Instant) -> Result<()> {
+        let (rank, store, watch) = (world.place().0, world.store(), world.watch());
+        let standing = |ask| {
+            let mut all = Vec::new();
+            // A cycle needs a second communicator.
+            if watch.watched.lock().iter().filter(|w| w.strong_count() != 0).nth(1).is_some() {
+                watch.each(|w| all.extend(w.standing(ask)));
+            }
+            all
+        };
+        let record = |record: &str| store.set(&format!("stands/{rank}"), record.as_bytes());
+        let load = |other| match store.get(&format!("stands/{other}"), Duration::ZERO) {
+            Ok(record) => Ok(Some(String::from_utf8_lossy(&record).into_owned())),
+            Err(Error::Timeout(_)) => Ok(None),
+            Err(e) => Err(e),
+        };
+        match self.cycles.look(now, rank, standing, record, load)? {
+            Some(Cycle { keys, text }) => {
+                keys.iter().try_for_each(|key| tell(world, "cycle", key, rank, &text))
+            }
+            None => Ok(()),
+        }
     }
 
     fn look_at_neighbour(&mut self, world: &dyn Watching) -> Result<()> {

@@ -109,7 +109,16 @@ impl World {
         if rank == 0 {
             store.set("world", own.as_bytes())?;
         } else {
-            let first = store.get("world", BEGIN)?;
+            let first = store.get("world", BEGIN).map_err(|e| match e {
+                Error::Timeout(_) => Error::Timeout(
+                    format!(
+                        "rank 0 has not come to {} within {BEGIN:?}; start rank 0, and give all ranks the same store",
+                        store.place()
+                    )
+                    .into(),
+                ),
+                e => e,
+            })?;
             if first != own.as_bytes() {
                 let (version, ranks) = own.split_once(' ').unwrap_or_default();
                 let first = String::from_utf8_lossy(&first).into_owned();
@@ -135,18 +144,32 @@ impl World {
     /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store. Waits
     /// for rank 0 for 30 seconds at most.
     ///
+    /// The script of a batch job of Slurm's is no rank: it has `SLURM_PROCID=0`, no
+    /// `SLURM_STEP_NUM_TASKS` and no store.
+    ///
     /// # Errors
     /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or
     /// wrong, and its value; as [`with_store`](Self::with_store), [`TcpStore`] and [`FileStore`].
     pub fn from_env() -> Result<Self> {
-        Self::from_variables(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into()))
+        Self::from_variables(of_process)
     }
 
     /// Returns whether the environment of this process names a rank, as a launcher does. Then
     /// [`from_env`](Self::from_env) finds a world, or says what is missing.
     #[must_use]
     pub fn is_launched() -> bool {
-        LAUNCHERS.iter().any(|[rank, ..]| std::env::var_os(rank).is_some_and(|v| !v.is_empty()))
+        Variables(&of_process).launcher().is_some()
+    }
+
+    /// The variable of the environment that makes this process a rank, the rank, and the number of
+    /// ranks; `None` without any. Opens no store, and waits for nobody.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env), for the variables of the rank.
+    pub fn launched() -> Result<Option<(&'static str, u32, u32)>> {
+        let variables = Variables(&of_process);
+        let Some(names) = variables.launcher() else { return Ok(None) };
+        variables.ranks(names).map(|[rank, size, _]| Some((names[0], rank, size)))
     }
 
     /// As [`from_env`](Self::from_env), with variables from elsewhere.
@@ -155,14 +178,21 @@ impl World {
     /// As [`from_env`](Self::from_env).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let variables = Variables(&variable);
-        let (rank, size, local_rank) = variables.ranks()?;
-        let named = ["LEASEHOLD_STORE", "MASTER_ADDR"].iter().any(|n| variables.text(n).is_some());
-        let store = match size {
+        let Some(names) = variables.launcher() else { return Err(variables.no_rank()) };
+        let [rank, size, local_rank] = variables.ranks(names)?;
+        let store: Result<Box<dyn Store>> = match size {
             // As in a task of Slurm's alone.
-            1 if !named => Box::new(ThreadStore::new()),
-            _ => variables.store(rank)?,
+            1 if !variables.names_store() => Ok(Box::new(ThreadStore::new())),
+            _ => variables.store(names, rank, size),
         };
-        Self::enter(rank, size, local_rank, store)
+        let world = store.and_then(|store| Self::enter(rank, size, local_rank, store));
+        world.map_err(|e| match e {
+            Error::Timeout(text) => {
+                let why = format!("{text}; {}", no_rank_by(names[0], rank));
+                Error::Timeout(why.into())
+            }
+            e => e,
+        })
     }
 
     /// This rank, counted from 0.
@@ -298,16 +328,27 @@ impl Inner {
     }
 }
 
+fn of_process(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into())
+}
+
+/// The cure for a process that is a rank by mistake.
+fn no_rank_by(name: &str, rank: u32) -> String {
+    format!("{name}={rank} makes this process a rank: unset it for one that is none")
+}
+
 /// The environment.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
+/// Slurm's name of the rank.
+const SLURM: &str = "SLURM_PROCID";
 /// Names of the rank, the number of ranks, and the rank among those of a host.
 const LAUNCHERS: [[&str; 3]; 5] = [
     ["LEASEHOLD_RANK", "LEASEHOLD_WORLD", "LOCAL_RANK"],
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
     ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
-    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+    [SLURM, "SLURM_NTASKS", "SLURM_LOCALID"],
 ];
 
 impl Variables<'_> {
@@ -323,17 +364,43 @@ impl Variables<'_> {
         }
     }
 
-    fn ranks(&self) -> Result<(u32, u32, u32)> {
-        let found = LAUNCHERS.iter().find(|names| self.text(names[0]).is_some());
-        let Some(&[rank_name, size_name, local_name]) = found else {
-            return Err(Error::NotFound(
-                "the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE".into(),
-            ));
+    fn names_store(&self) -> bool {
+        ["LEASEHOLD_STORE", "MASTER_ADDR"].iter().any(|name| self.text(name).is_some())
+    }
+
+    /// The variables that make this process a rank.
+    fn launcher(&self) -> Option<[&'static str; 3]> {
+        let named = |[rank, ..]: &[&'static str; 3]| self.text(rank).is_some();
+        LAUNCHERS.into_iter().find(named).filter(|names| names[0] != SLURM || !self.is_script())
+    }
+
+    /// Returns whether this is the script of a batch job of Slurm's, which runs once. srun names
+    /// the tasks of a step; without one the user may name a store.
+    fn is_script(&self) -> bool {
+        let is = |name: &str, value: &str| self.text(name).as_deref() == Some(value);
+        is(SLURM, "0")
+            && self.text("SLURM_STEP_NUM_TASKS").is_none()
+            && !is("SLURM_NTASKS", "1")
+            && !self.names_store()
+    }
+
+    #[cold]
+    fn no_rank(&self) -> Error {
+        let script = match self.text(SLURM) {
+            Some(_) => format!("{SLURM}=0 is a batch script's; "),
+            None => String::new(),
         };
+        Error::NotFound(
+            format!("{script}the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE").into(),
+        )
+    }
+
+    /// The rank, the number of ranks, and the rank on the host.
+    fn ranks(&self, [rank_name, size_name, local_name]: [&str; 3]) -> Result<[u32; 3]> {
         let rank = self.number(rank_name, MOST - 1)?.unwrap_or_default();
         let Some(size) = self.number(size_name, MOST)? else {
             return Err(Error::invalid(format!(
-                "{rank_name}={rank}, and {size_name} is not set; set it to the number of ranks"
+                "{rank_name}={rank}, and {size_name} is not set; set it to the number of ranks, or unset {rank_name} for a process that is none"
             )));
         };
         if rank >= size {
@@ -341,10 +408,10 @@ impl Variables<'_> {
                 "{rank_name}={rank} and {size_name}={size}: ranks are counted from 0 and below the number of all"
             )));
         }
-        Ok((rank, size, self.number(local_name, MOST - 1)?.unwrap_or(rank)))
+        Ok([rank, size, self.number(local_name, MOST - 1)?.unwrap_or(rank)])
     }
 
-    fn store(&self, rank: u32) -> Result<Box<dyn Store>> {
+    fn store(&self, names: [&str; 3], rank: u32, size: u32) -> Result<Box<dyn Store>> {
         let token = self.text("LEASEHOLD_TOKEN");
         let tcp = |address: &str| -> Result<Box<dyn Store>> {
             Ok(Box::new(match rank {
@@ -364,9 +431,11 @@ impl Variables<'_> {
             };
         }
         let Some(host) = self.text("MASTER_ADDR") else {
-            return Err(Error::invalid(
-                "neither LEASEHOLD_STORE nor MASTER_ADDR is set; set LEASEHOLD_STORE to tcp://HOST:PORT of rank 0, or to file:FOLDER",
-            ));
+            return Err(Error::invalid(format!(
+                "rank {rank} of {}={size}: neither LEASEHOLD_STORE nor MASTER_ADDR is set; set LEASEHOLD_STORE to tcp://HOST:PORT of rank 0, or to file:FOLDER; {}",
+                names[1],
+                no_rank_by(names[0], rank)
+            )));
         };
         let port = match self.number("LEASEHOLD_PORT", 65_535)? {
             Some(port) => port,

@@ -187,23 +187,22 @@ fn port() -> String {
     }
 }
 
-/// Two processes meet by a launcher's variables. Between processes the CPU has no collectives, and
-/// each process says so with its rank, once both have come.
+/// Between processes the CPU has no collectives. Each process says so at once, and waits for no
+/// other.
 #[test]
-fn the_variables_of_launchers_make_two_processes_a_world() {
-    for launcher in [torchrun as Launcher, mpirun, srun] {
+fn a_launchers_process_on_the_cpu_is_told_its_variable_and_the_cure() {
+    for (launcher, variable) in
+        [(torchrun as Launcher, "RANK"), (mpirun, "OMPI_COMM_WORLD_RANK"), (srun, "SLURM_PROCID")]
+    {
         let port = port();
-        let start = |rank: &str| {
+        for rank in ["0", "1"] {
             let mut command = leasehold();
             command.args(["run", "--tokens", "2", "--json"]).envs(launcher(rank, &port));
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-        };
-        let both = ["1", "0"].map(start);
-        for (process, rank) in both.into_iter().zip(["1", "0"]) {
-            let output = process.wait_with_output().unwrap();
+            let (begun, output) = (Instant::now(), command.output().unwrap());
+            assert!(begun.elapsed() < Duration::from_secs(20), "it has waited for the others");
             let line = line(&output);
             assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{line}");
-            assert!(line.starts_with(&format!("rank {rank} of 2: ")), "{line}");
+            assert!(line.starts_with(&format!("rank {rank} of 2: {variable}={rank} ")), "{line}");
             assert!(line.contains("give --ranks 2 without a launcher"), "{line}");
         }
         // A text of the process's own.
@@ -227,18 +226,39 @@ fn a_launchers_process_on_gpus_is_a_rank_with_its_own_device() {
     assert!(line.starts_with("rank 0: ") && line.contains("cuda:31"), "{line}");
 }
 
+/// A device that is not there, so nothing but the variables is looked at.
 #[test]
+#[cfg(feature = "cuda")]
 fn a_launchers_environment_without_a_store_names_the_cure() {
     let mut command = leasehold();
-    command.args(["run", "--tokens", "2"]).env("SLURM_PROCID", "0").env("SLURM_NTASKS", "4");
-    let output = command.output().unwrap();
-    let line = line(&output);
-    assert_eq!(output.status.code(), Some(1), "{line}");
-    assert!(line.contains("LEASEHOLD_STORE") && line.contains("--ranks 1"), "{line}");
+    command.args(["run", "--device", "cuda:30", "--tokens", "2"]);
+    command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "4").env("SLURM_STEP_NUM_TASKS", "4");
+    let line = line(&command.output().unwrap());
+    for word in ["SLURM_PROCID=0", "SLURM_NTASKS=4", "LEASEHOLD_STORE", "--ranks 1"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+}
+
+/// The script of a batch job, and a task of its own.
+#[test]
+fn a_process_alone_of_slurms_is_one_rank() {
+    for tasks in ["4", "1"] {
+        let mut command = leasehold();
+        command.args(["run", "--tokens", "2", "--json"]);
+        let output = command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", tasks).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// As a shell leaves a variable that it has cleared.
+#[test]
+fn an_empty_variable_names_no_rank() {
     let mut command = leasehold();
-    command.args(["run", "--tokens", "2", "--json"]);
-    let output = command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1").output().unwrap();
+    command.args(["run", "--ranks", "2", "--tokens", "2", "--json"]).env("LEASEHOLD_RANK", "");
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["ranks"], 2);
 }
 
 #[test]

@@ -7,8 +7,9 @@ use super::{LONGEST_VALUE, Presence, Store, check_key, check_value, late, left, 
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Mutex, thread};
 use leasehold::{Error, Result};
+use leasehold_input::{Cause, Refusal};
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -50,10 +51,16 @@ impl FileStore {
 
     /// Puts a value in a file that nobody sees yet, and returns its path.
     fn written(&self, value: &[u8]) -> Result<PathBuf> {
-        let serial = WRITTEN.fetch_add(1, Ordering::Relaxed);
-        let path = self.folder.join(format!("new-{}-{serial}", std::process::id()));
-        fs::write(&path, value).map_err(|e| failed("written", &path, &e))?;
-        Ok(path)
+        loop {
+            let serial = WRITTEN.fetch_add(1, Ordering::Relaxed);
+            let path = self.folder.join(format!("new-{}-{serial}", std::process::id()));
+            match File::create_new(&path).and_then(|mut file| file.write_all(value)) {
+                Ok(()) => return Ok(path),
+                // Of a process that has ended, or somebody else's pipe.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(failed("written", &path, &e)),
+            }
+        }
     }
 
     fn put(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -62,21 +69,20 @@ impl FileStore {
     }
 
     fn look(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        let path = self.path(key);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(failed("opened", &path, &e)),
-        };
-        let mut value = Vec::new();
-        file.take(LONGEST_VALUE as u64 + 1)
-            .read_to_end(&mut value)
-            .map_err(|e| failed("read", &path, &e))?;
-        check_value(key, &value)?;
-        Ok(Some(value))
+        found(leasehold_input::read(&self.path(key), LONGEST_VALUE as u64))
     }
 
-    /// Takes the lock of all numbers, which a process may hold that was stopped.
+    /// The file whose lock is that of all numbers.
+    fn lock(&self, path: &Path) -> Result<File> {
+        match File::create_new(path) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                leasehold_input::open(path).map_err(|e| refused(&e))
+            }
+            made => made.map_err(|e| failed("made", path, &e)),
+        }
+    }
+
+    /// Takes a file's lock, which a process may hold that was stopped.
     fn take(&self, lock: &File, path: &Path) -> Result<()> {
         let until = Instant::now().checked_add(HELD);
         loop {
@@ -107,6 +113,20 @@ impl FileStore {
 #[cold]
 fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::other(format!("the store's {} cannot be {what}: {error}", path.display()))
+}
+
+#[cold]
+fn refused(refusal: &Refusal) -> Error {
+    Error::other(format!("a file of the store: {refusal}; give each run a folder of its own"))
+}
+
+/// What a file gave, if it is there. Nothing but a regular file is opened: a pipe would not end.
+fn found<T>(opened: std::result::Result<T, Refusal>) -> Result<Option<T>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(e) if e.cause == Cause::Missing => Ok(None),
+        Err(e) => Err(refused(&e)),
+    }
 }
 
 impl Store for FileStore {
@@ -140,11 +160,7 @@ impl Store for FileStore {
     fn add(&self, key: &str, by: i64) -> Result<i64> {
         check_key(key)?;
         let path = self.folder.join("lock");
-        let lock = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(|e| failed("opened", &path, &e))?;
+        let lock = self.lock(&path)?;
         self.take(&lock, &path)?;
         let old = self.look(key)?.map_or(Ok(0), |value| number(key, &value))?;
         let sum = old.checked_add(by).ok_or_else(|| {
@@ -171,7 +187,7 @@ impl Store for FileStore {
         // The file has its name only once it is locked: nobody sees a rank that seems gone.
         let new = self.written(std::process::id().to_string().as_bytes())?;
         let file = File::open(&new).map_err(|e| failed("opened", &new, &e))?;
-        file.lock().map_err(|e| failed("locked", &new, &e))?;
+        self.take(&file, &new)?;
         let linked = fs::hard_link(&new, self.rank_path(rank));
         let _ = fs::remove_file(&new);
         match linked {
@@ -189,10 +205,8 @@ impl Store for FileStore {
             return Ok(Presence::Here);
         }
         let path = self.rank_path(rank);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Presence::Awaited),
-            Err(e) => return Err(failed("opened", &path, &e)),
+        let Some(file) = found(leasehold_input::open(&path))? else {
+            return Ok(Presence::Awaited);
         };
         match file.try_lock_shared() {
             Ok(()) => Ok(Presence::Gone),

@@ -16,15 +16,17 @@
 //! `no REASON` answers what is refused. What is no request ends the connection.
 //!
 //! # What strangers can do
-//! Connect, and be sent away. A connection has a few seconds to name the token; only some may be
-//! doing so at a time, and each may send one short line. Nothing is allocated by what a stranger
-//! says. Without a token the store listens on loopback only.
+//! Connect, and be sent away. A connection has a few seconds to name the token. Only some may be
+//! doing so at a time: for a new one, the oldest stranger is sent away, once it had the time for a
+//! line. Each may send one short line. Nothing is allocated by what a stranger says. So strangers
+//! delay members, who try again, and keep none out. Without a token the store listens on loopback
+//! only.
 
 use super::threads::{Table, slice};
 use super::{
     LONGEST_KEY, LONGEST_VALUE, Presence, Store, check_key, check_value, late, left, taken,
 };
-use leasehold::backend::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::{Error, Result};
 use std::fmt;
@@ -39,6 +41,8 @@ const LONGEST_LINE: usize = LONGEST_KEY + 56;
 /// How long a connection may take to name the token, and to end a request that it has begun.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const REQUEST: Duration = Duration::from_secs(30);
+/// The time that a stranger has for its line, however many come after it.
+const LINE: Duration = Duration::from_millis(100);
 /// Connections that have not named the token, and connections in all.
 const STRANGERS: usize = 64;
 const CONNECTIONS: usize = 4096;
@@ -133,57 +137,83 @@ struct Server {
     address: SocketAddr,
     token: Option<String>,
     ending: AtomicBool,
-    strangers: AtomicUsize,
-    /// The connections, to be closed at the end.
-    open: Mutex<Vec<(u64, TcpStream)>>,
+    /// The connections, the oldest first, to be closed at the end.
+    open: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    serial: u64,
+    stream: TcpStream,
+    /// It came at this time, and has not named the token.
+    stranger: Option<Instant>,
 }
 
 impl Server {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         let mut serial = 0;
-        loop {
+        while !self.ending.load(Ordering::Acquire) {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
-                Err(_) if self.ending.load(Ordering::Acquire) => return,
                 Err(_) => {
                     // No descriptor is free, or the stranger has gone already.
                     thread::sleep(Duration::from_millis(10));
                     continue;
                 }
             };
-            if self.ending.load(Ordering::Acquire) {
-                return;
-            }
-            let mut open = self.open.lock();
-            if self.strangers.load(Ordering::Acquire) >= STRANGERS || open.len() >= CONNECTIONS {
+            if !self.make_room() {
                 continue;
             }
             let Ok(copy) = stream.try_clone() else { continue };
             serial += 1;
-            open.push((serial, copy));
+            let stranger = Some(Instant::now());
+            let mut open = self.open.lock();
+            // In the lock: the end closes what is there.
+            if self.ending.load(Ordering::Acquire) {
+                return;
+            }
+            open.push(Connection { serial, stream: copy, stranger });
             drop(open);
-            self.strangers.fetch_add(1, Ordering::AcqRel);
             let (server, own) = (self.clone(), serial);
             let started = thread::Builder::new().name("lh-store".to_owned()).spawn(move || {
                 // The connection's end is the client's affair.
-                let _ = server.serve(stream);
+                let _ = server.serve(own, stream);
                 server.forget(own);
             });
             if started.is_err() {
-                self.strangers.fetch_sub(1, Ordering::AcqRel);
                 self.forget(serial);
             }
         }
     }
 
-    fn forget(&self, serial: u64) {
-        self.open.lock().retain(|(other, _)| *other != serial);
+    /// Sends strangers away until another one may come. Returns whether it may: members alone may
+    /// be as many as connections.
+    fn make_room(&self) -> bool {
+        loop {
+            let open = self.open.lock();
+            let strangers = || open.iter().filter_map(|c| Some((c, c.stranger?)));
+            if strangers().count() < STRANGERS {
+                return open.len() < CONNECTIONS;
+            }
+            if let Some((oldest, came)) = strangers().next()
+                && came.elapsed() >= LINE
+            {
+                let _ = oldest.stream.shutdown(std::net::Shutdown::Both);
+            }
+            drop(open);
+            if self.ending.load(Ordering::Acquire) {
+                return false;
+            }
+            // Its thread ends now.
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
-    fn serve(&self, stream: TcpStream) -> io::Result<()> {
-        let met = Line::new(stream).and_then(|line| self.meet(line));
-        self.strangers.fetch_sub(1, Ordering::AcqRel);
-        let Some(mut line) = met? else { return Ok(()) };
+    fn forget(&self, serial: u64) {
+        self.open.lock().retain(|c| c.serial != serial);
+    }
+
+    fn serve(&self, serial: u64, stream: TcpStream) -> io::Result<()> {
+        let Some(mut line) = self.meet(serial, Line::new(stream)?)? else { return Ok(()) };
         let mut own = None;
         let ended = loop {
             match self.request(&mut line, &mut own) {
@@ -198,7 +228,7 @@ impl Server {
     }
 
     /// Lets a client in that knows the token.
-    fn meet(&self, mut line: Line) -> io::Result<Option<Line>> {
+    fn meet(&self, serial: u64, mut line: Line) -> io::Result<Option<Line>> {
         let until = Instant::now().checked_add(HANDSHAKE);
         let said = line.line(until, HANDSHAKE)?;
         let Some(token) = said.strip_prefix(GREETING).and_then(|rest| rest.strip_prefix(' '))
@@ -212,6 +242,10 @@ impl Server {
         if token.len() != expected.len() || differ != 0 {
             line.say("no wrong token", &[])?;
             return Ok(None);
+        }
+        // Before it hears so: a member is not sent away.
+        if let Some(own) = self.open.lock().iter_mut().find(|c| c.serial == serial) {
+            own.stranger = None;
         }
         line.say("ok", &[])?;
         Ok(Some(line))
@@ -267,8 +301,8 @@ impl Server {
     /// Ends the threads. Waits for the one that accepts, so that the port is free.
     fn end(&self, accepts: Option<thread::JoinHandle<()>>) {
         self.ending.store(true, Ordering::Release);
-        for (_, stream) in self.open.lock().iter() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+        for connection in self.open.lock().iter() {
+            let _ = connection.stream.shutdown(std::net::Shutdown::Both);
         }
         // The thread that accepts sees the flag.
         let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
@@ -322,7 +356,6 @@ impl TcpStore {
             address,
             token: token.map(str::to_owned),
             ending: AtomicBool::new(false),
-            strangers: AtomicUsize::new(0),
             open: Mutex::new(Vec::new()),
         });
         let accepting = server.clone();
@@ -353,12 +386,11 @@ impl TcpStore {
                                 client.idle.lock().push(line);
                                 return Ok(Self { address: at, side: Side::Client(client) });
                             }
-                            Err(Refusal::Wrong(why)) => {
-                                return Err(Error::Unavailable(
-                                    format!("the store at {address}: {why}").into(),
-                                ));
-                            }
                             Err(Refusal::Io(e)) => last = e.to_string(),
+                            Err(refusal) => {
+                                let why = format!("the store at {address}: {refusal}");
+                                return Err(Error::Unavailable(why.into()));
+                            }
                         }
                     }
                 }
@@ -430,7 +462,22 @@ struct Client {
 
 enum Refusal {
     Io(io::Error),
+    /// What listens there has answered nothing in time.
+    Silent,
     Wrong(String),
+}
+
+/// The word for what listens and is no store.
+const NO_STORE: &str = "what listens there does not answer as a store; give all ranks a free port";
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(e) => e.fmt(f),
+            Self::Silent => f.write_str(NO_STORE),
+            Self::Wrong(why) => f.write_str(why),
+        }
+    }
 }
 
 impl From<io::Error> for Refusal {
@@ -458,12 +505,8 @@ impl Client {
             Ok(_) => Err(Refusal::Wrong(
                 "something else listens there, or a store of another version; give all ranks the same version and a free port".to_owned(),
             )),
-            Err(e) if e.kind() == ErrorKind::InvalidData || e.kind() == ErrorKind::TimedOut => {
-                Err(Refusal::Wrong(
-                    "what listens there does not answer as a store; give all ranks a free port"
-                        .to_owned(),
-                ))
-            }
+            Err(e) if e.kind() == ErrorKind::InvalidData => Err(Refusal::Wrong(NO_STORE.to_owned())),
+            Err(e) if e.kind() == ErrorKind::TimedOut => Err(Refusal::Silent),
             Err(e) => Err(Refusal::Io(e)),
         }
     }
@@ -479,28 +522,32 @@ impl Client {
         }
     }
 
-    /// Another connection. While strangers crowd the server, it may send a client away too.
-    fn another(&self) -> Result<Line> {
-        let until = Instant::now().checked_add(HANDSHAKE);
+    /// Another connection, within a limit. While strangers crowd the server, it may send a client
+    /// away too.
+    fn another(&self, limit: Duration) -> Result<Line> {
+        let until = Instant::now().checked_add(limit);
         loop {
-            let error = match self.open(until) {
+            let why = match self.open(until) {
                 Ok(line) => return Ok(line),
                 Err(Refusal::Wrong(why)) => return Err(self.lost(why)),
-                Err(Refusal::Io(error)) => error,
+                // Nobody listens where the server has ended.
+                Err(Refusal::Io(e)) if e.kind() == ErrorKind::ConnectionRefused => {
+                    return Err(self.lost(e));
+                }
+                Err(Refusal::Io(e)) => e,
+                Err(Refusal::Silent) => ErrorKind::TimedOut.into(),
             };
-            let sent_away =
-                matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
-            if !sent_away || left(until).is_zero() {
-                return Err(self.lost(error));
+            if left(until).is_zero() {
+                return Err(self.lost(why));
             }
-            thread::sleep(AGAIN);
+            thread::sleep(slice(until, AGAIN));
         }
     }
 
-    /// Makes a request and gives the answer, with the bytes behind it.
-    fn ask(&self, request: &str, bytes: &[u8]) -> Result<(String, Vec<u8>)> {
+    /// Makes a request and gives the answer, with the bytes behind it. A limit is the request's own.
+    fn ask(&self, request: &str, bytes: &[u8], limit: Duration) -> Result<(String, Vec<u8>)> {
         let idle = self.idle.lock().pop();
-        let mut line = idle.map_or_else(|| self.another(), Ok)?;
+        let mut line = idle.map_or_else(|| self.another(limit.max(HANDSHAKE)), Ok)?;
         let answer = Self::exchange(&mut line, request, bytes).map_err(|e| self.lost(e))?;
         self.idle.lock().push(line);
         match answer.0.strip_prefix("no ") {
@@ -531,7 +578,7 @@ impl Store for TcpStore {
         match &self.side {
             Side::Server(Serving { server, .. }) => server.table.set(key, value),
             Side::Client(client) => {
-                client.ask(&format!("set {key} {}", value.len()), value).map(drop)
+                client.ask(&format!("set {key} {}", value.len()), value, REQUEST).map(drop)
             }
         }
     }
@@ -550,7 +597,8 @@ impl Store for TcpStore {
         let until = Instant::now().checked_add(limit);
         loop {
             let wait = slice(until, WAIT);
-            let (answer, value) = client.ask(&format!("get {key} {}", wait.as_millis()), &[])?;
+            let (answer, value) =
+                client.ask(&format!("get {key} {}", wait.as_millis()), &[], left(until))?;
             if answer != "none" {
                 return Ok(value);
             }
@@ -565,7 +613,7 @@ impl Store for TcpStore {
         match &self.side {
             Side::Server(Serving { server, .. }) => server.table.add(key, by),
             Side::Client(client) => {
-                let (answer, _) = client.ask(&format!("add {key} {by}"), &[])?;
+                let (answer, _) = client.ask(&format!("add {key} {by}"), &[], REQUEST)?;
                 super::number(key, answer.strip_prefix("ok ").unwrap_or("").as_bytes())
             }
         }
@@ -575,7 +623,7 @@ impl Store for TcpStore {
         check_key(key)?;
         match &self.side {
             Side::Server(Serving { server, .. }) => server.table.remove(key),
-            Side::Client(client) => client.ask(&format!("remove {key}"), &[]).map(drop),
+            Side::Client(client) => client.ask(&format!("remove {key}"), &[], REQUEST).map(drop),
         }
     }
 
@@ -591,7 +639,7 @@ impl Store for TcpStore {
             }
             Side::Client(client) => {
                 let mut own = client.rank.lock();
-                let mut line = client.another()?;
+                let mut line = client.another(REQUEST)?;
                 let (answer, _) = Client::exchange(&mut line, &format!("enter {rank}"), &[])
                     .map_err(|e| client.lost(e))?;
                 let free = own.is_none() && answer == "ok";
@@ -608,7 +656,7 @@ impl Store for TcpStore {
         match &self.side {
             Side::Server(Serving { server, .. }) => Ok(server.table.presence(rank)),
             Side::Client(client) => {
-                let (answer, _) = client.ask(&format!("presence {rank}"), &[])?;
+                let (answer, _) = client.ask(&format!("presence {rank}"), &[], REQUEST)?;
                 Ok(match answer.as_str() {
                     "ok here" => Presence::Here,
                     "ok gone" => Presence::Gone,

@@ -57,6 +57,15 @@ pub fn ranks_with<T: Send>(
     })
 }
 
+/// As [`ranks_with`], for ranks that wait for each other.
+pub fn ranks_that_wait<T: Send>(
+    size: u32,
+    config: &CommConfig,
+    rank: impl Fn(&Rank) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    ranks_with(size, config, rank)
+}
+
 /// As [`ranks_with`], with the tests' configuration; all must succeed.
 pub fn ranks<T: Send>(size: u32, rank: impl Fn(&Rank) -> Result<T> + Sync) -> Vec<T> {
     ranks_with(size, &config(), rank).into_iter().map(|result| result.unwrap()).collect()

@@ -7,6 +7,7 @@ mod mismatches;
 mod misuse;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod orders;
 mod random;
 mod stores;
 mod variables;

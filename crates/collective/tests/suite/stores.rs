@@ -4,7 +4,8 @@ use leasehold::Error;
 use leasehold_collective::store::{LONGEST_KEY, LONGEST_VALUE};
 use leasehold_collective::{FileStore, Presence, Store, TcpStore, ThreadStore, World};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const NOW: Duration = Duration::ZERO;
@@ -103,6 +104,30 @@ fn a_store_in_a_folder() {
     let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();
     assert!(FileStore::open(&file).unwrap_err().to_string().contains("file"));
+}
+
+#[test]
+#[cfg(unix)]
+fn a_pipe_in_a_stores_folder_keeps_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::open(folder.path()).unwrap();
+    store.set("sound", b"yes").unwrap();
+    for pipe in ["key-a", "lock", "rank-3"] {
+        let made = std::process::Command::new("mkfifo").arg(folder.path().join(pipe)).status();
+        assert!(made.unwrap().success());
+    }
+    let (tell, hear) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let get = store.get("a", Duration::from_millis(100)).map(drop);
+        tell.send([get, store.add("n", 1).map(drop), store.presence(3).map(drop)]).unwrap();
+        tell.send([store.enter(3), store.get("sound", NOW).map(drop), Ok(())]).unwrap();
+    });
+    for error in hear.recv_timeout(SOON).expect("a pipe is waited for").map(Result::unwrap_err) {
+        assert!(error.to_string().contains("a pipe"), "{error}");
+    }
+    let [taken, sound, _] = hear.recv_timeout(SOON).unwrap();
+    assert!(taken.unwrap_err().to_string().contains("rank 3 is taken"));
+    sound.unwrap();
 }
 
 #[test]
@@ -233,6 +258,54 @@ fn a_port_scan_does_not_disturb_the_store() {
     drop(many);
     let again = TcpStore::connect(&at, token, SOON).unwrap();
     assert_eq!(again.get("sound", SOON).unwrap(), b"still");
+}
+
+/// Keeps so many connections that say nothing: for each that ends, another one.
+fn crowd(at: SocketAddr, size: usize, over: &AtomicBool) {
+    let mut all: Vec<TcpStream> = Vec::new();
+    let is_there = |stream: &mut TcpStream| match stream.peek(&mut [0]) {
+        Ok(n) => n != 0,
+        Err(e) => e.kind() == std::io::ErrorKind::WouldBlock,
+    };
+    while !over.load(Ordering::Relaxed) {
+        all.retain_mut(is_there);
+        while all.len() < size
+            && let Ok(stream) = TcpStream::connect_timeout(&at, Duration::from_millis(200))
+        {
+            stream.set_nonblocking(true).unwrap();
+            all.push(stream);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn strangers_who_come_again_and_again_keep_no_member_out() {
+    let token = Some("a-secret-of-the-run");
+    let server = TcpStore::serve("127.0.0.1:0", token).unwrap();
+    let at = server.address();
+    let client = TcpStore::connect(&at.to_string(), token, SOON).unwrap();
+    client.enter(1).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| crowd(at, 12, &over));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        // Requests at a time need connections of their own.
+        let waits = [0, 1, 2, 3].map(|i| {
+            let client = &client;
+            scope.spawn(move || client.get(&format!("never/{i}"), Duration::from_millis(500)))
+        });
+        let answers = waits.map(|wait| wait.join().unwrap());
+        let late = TcpStore::connect(&at.to_string(), token, SOON).map(|late| late.enter(2));
+        over.store(true, Ordering::Relaxed);
+        for answer in answers {
+            assert!(matches!(answer, Err(Error::Timeout(_))), "{answer:?}");
+        }
+        assert!(matches!(late, Ok(Ok(()))), "{late:?}");
+    });
+    assert_eq!(server.presence(1).unwrap(), Presence::Here);
 }
 
 #[test]

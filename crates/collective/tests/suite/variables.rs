@@ -68,6 +68,27 @@ fn the_first_launcher_counts_and_the_store_follows_the_master() {
     assert!(zero.unwrap().store().place().contains(&port));
 }
 
+/// The script of a batch job has the job's variables, and runs once.
+#[test]
+fn a_batch_script_of_slurms_is_no_rank_and_its_steps_are() {
+    const PROC: (&str, &str) = ("SLURM_PROCID", "0");
+    const TASKS: (&str, &str) = ("SLURM_NTASKS", "4");
+    for variables in [&[PROC, TASKS, ("SLURM_JOB_ID", "77")][..], &[PROC]] {
+        let error = world(variables).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::NotFound(_)), "{error:?}");
+        assert!(text.contains("SLURM_PROCID=0") && text.contains("srun"), "{text}");
+    }
+    let step: &[_] = &[PROC, TASKS, ("SLURM_STEP_NUM_TASKS", "4")];
+    for variables in [step, &[("SLURM_PROCID", "3"), TASKS]] {
+        let error = world(variables).unwrap_err();
+        let words = ["SLURM_PROCID=", "unset it", "SLURM_NTASKS=4", "set LEASEHOLD_STORE to"];
+        let text = error.to_string();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    }
+}
+
 /// As in a task of Slurm's alone.
 #[test]
 fn one_rank_needs_no_store() {

@@ -3,6 +3,8 @@
 mod common;
 mod conformance;
 mod life;
+#[path = "../../../../crates/collective/tests/suite/orders.rs"]
+mod orders;
 #[path = "../../../../crates/collective/tests/suite/random.rs"]
 mod random;
 mod values;
