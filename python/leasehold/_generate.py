@@ -39,9 +39,9 @@ def _pieces(
     model: _Model, prompts: str | Sequence[str], options: dict[str, Any]
 ) -> Iterator[tuple[int, str]]:
     model = _model(model, options.pop("device"), options.pop("dtype"))
-    stop = options["stop"]
-    options["stop"] = [stop] if isinstance(stop, str) else list(stop)
-    return model._pieces([prompts] if isinstance(prompts, str) else list(prompts), **options)
+    if isinstance(options["stop"], str):
+        options["stop"] = [options["stop"]]
+    return model._pieces([prompts] if isinstance(prompts, str) else prompts, **options)
 
 
 # A text is a sequence of texts too, but is taken as one.
@@ -113,8 +113,10 @@ def generate(
     """
     options = dict(locals())
     del options["model"], options["prompts"]
-    texts = [""] if isinstance(prompts, str) else [""] * len(prompts)
-    for at, piece in _pieces(model, prompts, options):
+    # The length of another sequence says nothing.
+    given = prompts if isinstance(prompts, str) else list(prompts)
+    texts = [""] if isinstance(given, str) else [""] * len(given)
+    for at, piece in _pieces(model, given, options):
         texts[at] += piece
     return texts[0] if isinstance(prompts, str) else texts
 

@@ -84,6 +84,8 @@ def silu_mul(stream: Stream, a: Buffer, b: Buffer, *, out: Buffer | None = None)
 
 def cast(stream: Stream, x: Buffer, out: Buffer) -> Buffer:
     """`out = x` in the type of `out`, rounded to the nearest."""
+    if not isinstance(out, Buffer):
+        raise ArgumentTypeError("out is a Buffer of the wanted type; Device.empty(x.shape, dtype) makes one")
     run_operator(stream, "cast", [x, out], None)
     return out
 

@@ -177,7 +177,8 @@ impl AllocatorObject {
         Ok(())
     }
 
-    /// A new buffer with unspecified contents.
+    /// A new buffer with unspecified contents. A number without a type is a size in bytes:
+    /// `empty(4096)` has the type `uint8`. Any other shape needs a type.
     #[pyo3(signature = (shape, dtype=None))]
     fn empty<'py>(
         &self,
@@ -187,7 +188,8 @@ impl AllocatorObject {
         buffer::empty(&self.0, shape, dtype)
     }
 
-    /// A new buffer of zeros.
+    /// A new buffer of zeros. A number without a type is a size in bytes: `zeros(4096)` has the type
+    /// `uint8`. Any other shape needs a type.
     #[pyo3(signature = (shape, dtype=None))]
     fn zeros<'py>(
         &self,

@@ -6,6 +6,7 @@ use crate::layout::MOST_DIMENSIONS;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use std::time::Duration;
 
 /// The package's own error in place of Python's for a value that is none. What the value's own code
@@ -54,18 +55,33 @@ where
     of.map(|of| value(of, what)).transpose()
 }
 
-/// A number for each dimension.
-pub(crate) fn numbers(of: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<i64>> {
+/// The values of a sequence, of which there are so many at the most. A text is none.
+pub(crate) fn list<'py, T>(
+    of: &Bound<'py, PyAny>,
+    what: &str,
+    (most, unit): (usize, &str),
+) -> PyResult<Vec<T>>
+where
+    T: FromPyObjectOwned<'py>,
+{
+    if of.is_instance_of::<PyString>() {
+        return Err(Class::ArgumentType.error(format!("{what}, not a text")));
+    }
     let items = of.try_iter().map_err(|error| own(of.py(), what, error))?;
-    let mut numbers = Vec::new();
+    let mut list = Vec::new();
     // The sequence's own length says nothing.
     for item in items {
-        if numbers.len() == MOST_DIMENSIONS {
-            return Err(invalid(format!("more than {MOST_DIMENSIONS} dimensions")));
+        if list.len() == most {
+            return Err(invalid(format!("more than {most} {unit}")));
         }
-        numbers.push(value(&item?, what)?);
+        list.push(value(&item?, what)?);
     }
-    Ok(numbers)
+    Ok(list)
+}
+
+/// A number for each dimension.
+pub(crate) fn numbers(of: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<i64>> {
+    list(of, what, (MOST_DIMENSIONS, "dimensions"))
 }
 
 /// A shape: a number, or a sequence of numbers.

@@ -10,6 +10,7 @@ use crate::dtype;
 use crate::errors::{Class, invalid, raise};
 use crate::layout::Layout;
 use crate::memory::Block;
+use crate::recorded;
 use leasehold_core::sync::{Arc, Mutex};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -81,14 +82,6 @@ pub(crate) fn of_block(
     make(py, Arc::new(Memory { device, block: Mutex::new(Some(block)) }), layout)
 }
 
-fn dense(shape: Vec<i64>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Layout> {
-    let dtype = match dtype {
-        Some(dtype) => dtype::parse(dtype)?,
-        None => dtype::byte(),
-    };
-    Layout::dense(dtype, shape, 0)
-}
-
 pub(crate) fn allocate(py: Python<'_>, pool: &Arc<Pool>, bytes: u64) -> PyResult<Arc<Block>> {
     pool.device.outside(py, || Block::allocate(pool, bytes)).map_err(raise)
 }
@@ -99,7 +92,19 @@ fn block_for<'py>(
     shape: &Bound<'py, PyAny>,
     dtype: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Arc<Block>, Layout)> {
-    let layout = dense(arguments::shape(shape)?, dtype)?;
+    let sizes = arguments::shape(shape)?;
+    let dtype = match dtype {
+        Some(dtype) => dtype::parse(dtype)?,
+        // A size in bytes.
+        None if shape.extract::<i64>().is_ok() => dtype::byte(),
+        None => {
+            return Err(Class::ArgumentType.error(format!(
+                "the shape {} without a type; name one, such as \"float32\"",
+                Layout::shown(&sizes)
+            )));
+        }
+    };
+    let layout = Layout::dense(dtype, sizes, 0)?;
     Ok((allocate(shape.py(), pool, layout.bytes())?, layout))
 }
 
@@ -327,7 +332,10 @@ impl Base {
         let py = value.py();
         let element = self.layout.dtype.pack(value)?;
         match self.end()? {
-            End::Block(block, layout) => block.fill(py, layout.range()?, &element).map_err(raise),
+            End::Block(block, layout) => {
+                recorded::refuse(&[&*block])?;
+                block.fill(py, layout.range()?, &element).map_err(raise)
+            }
             End::Host(array) => array.fill(py, &element),
         }
     }
@@ -355,6 +363,7 @@ impl Base {
         let stream = match stream {
             Some(stream) => crate::stream::argument(stream)?.stream().map_err(raise)?.clone(),
             None => {
+                recorded::refuse(&[&*block])?;
                 let make = || {
                     device.use_streams()?;
                     device.runtime.create_stream()
@@ -380,6 +389,10 @@ impl Base {
 
     /// Frees the memory, of views too. Device memory is reused once the work that uses it is over.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
+        let block = self.memory.block.lock().clone();
+        if let Some(block) = block.filter(|block| block.in_use().is_none()) {
+            block.device.outside(py, || block.wait_for_end()).map_err(raise)?;
+        }
         let mut place = self.memory.block.lock();
         let taken = match place.as_ref().and_then(|block| block.in_use()) {
             Some(why) => Err(why),
@@ -482,6 +495,7 @@ impl Base {
         let Some(typestr) = layout.dtype.typestr else {
             return Err(missing(format!("the interface has no name for {}", layout.dtype.name)));
         };
+        recorded::refuse(&[&*block])?;
         py.detach(|| block.wait()).map_err(raise)?;
         block.lend();
         let interface = PyDict::new(py);

@@ -25,9 +25,14 @@ pub(crate) fn are_used() -> bool {
     PROCESS.load(Ordering::Acquire) != NONE
 }
 
-/// Notes that a stream is given a function. The thread is attached.
+/// Notes that a stream of this process is given a function. The thread is attached.
 pub(crate) fn note(_: Python<'_>) {
-    PROCESS.store(fork::generation(), Ordering::Release);
+    let own = fork::generation();
+    let before = PROCESS.swap(own, Ordering::AcqRel);
+    if before != own && before != NONE {
+        // What ran in the parent as it forked ends there.
+        GATE.fetch_and(1, Ordering::SeqCst);
+    }
 }
 
 /// A copy of host bytes.

@@ -7,7 +7,8 @@ use crate::dtype::{self, DType};
 use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::host::{HostArray, Request};
 use crate::layout::Layout;
-use crate::memory::{self, Block};
+use crate::memory::Block;
+use crate::recorded;
 use leasehold_core::sync::Arc;
 use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
@@ -209,7 +210,7 @@ fn gather(py: Python<'_>, from: &End<'_>, to: &mut [u8]) -> PyResult<()> {
 /// The bytes of a source as those of a target that is not written yet.
 pub(crate) fn taken(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<Vec<u8>> {
     check(to, from)?;
-    memory::settle(py, from.block().as_slice()).map_err(raise)?;
+    recorded::settle(py, from.block().as_slice())?;
     let bytes = from.dense()?.bytes();
     let mut taken = Vec::new();
     taken.try_reserve_exact(bytes as usize).map_err(|_| no_memory(bytes))?;
@@ -232,7 +233,7 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
         array.check_target()?;
     }
     let blocks: Vec<&Block> = [to, from].into_iter().filter_map(End::block).collect();
-    memory::settle(py, &blocks).map_err(raise)?;
+    recorded::settle(py, &blocks)?;
     match (to, from) {
         (End::Block(to, at), End::Block(from, from_at)) => {
             to.copy(py, (at.offset, at.bytes()), from, from_at.offset).map_err(raise)
@@ -267,7 +268,7 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
 /// The bytes of the elements without gaps, in the order of their dimensions.
 pub(crate) fn bytes<'py>(py: Python<'py>, from: &End<'_>) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = from.dense()?.bytes();
-    memory::settle(py, from.block().as_slice()).map_err(raise)?;
+    recorded::settle(py, from.block().as_slice())?;
     PyBytes::new_with(py, bytes as usize, |to| gather(py, from, to)).map_err(|error| {
         let kind = error.get_type(py);
         let is_pythons = kind.is(py.get_type::<PyMemoryError>());

@@ -6,6 +6,7 @@ use crate::buffer;
 use crate::errors::raise;
 use crate::fork;
 use crate::stream::StreamObject;
+use crate::waits::{is_interrupt, until};
 use leasehold::cuda::{self, ExternalManager, ExternalStream};
 use leasehold::{BackendKind, Context, DeviceId, Error, Result, Runtime, Stream};
 use leasehold_alloc::{On, Policy};
@@ -67,9 +68,9 @@ impl State {
             true => &[BackendKind::Cuda],
             false => &[BackendKind::Cpu, BackendKind::Cuda],
         };
-        let known = |kind: &BackendKind| format!("{}{kind}:0", if simulated { "sim-" } else { "" });
         let id = DeviceId::parse_among(plain, kinds).map_err(|_| {
-            let known = kinds.iter().map(known).collect::<Vec<_>>().join(", ");
+            let known =
+                if cfg!(feature = "sim") { "cpu:0, cuda:0, sim-cuda:0" } else { "cpu:0, cuda:0" };
             Error::invalid(format!("{name:?} is no device; the first of each kind are {known}"))
         })?;
         let name = format!("{}{id}", if simulated { "sim-" } else { "" });
@@ -204,9 +205,9 @@ impl State {
         self.externals()?.check_handle(handle)?;
         let raw = self.runtime.stream().raw();
         if !raw.timeline().is_idle() {
-            self.runtime.wait_for(raw.timeline().at(raw.signal()?))?;
+            self.wait_for(raw.timeline().at(raw.signal()?))?;
         }
-        points.iter().try_for_each(|&point| self.runtime.wait_for(point))?;
+        self.wait_for(points)?;
         self.whole()
     }
 
@@ -244,17 +245,28 @@ impl State {
     pub(crate) fn order_one_before(&self, other: &ExternalStream, point: Timepoint) -> Result<()> {
         match other.wait(point) {
             // The stream cannot wait for it on the device: the host does.
-            Err(Error::Unsupported(_)) => self.runtime.wait_for(point),
+            Err(Error::Unsupported(_)) => self.wait_for(point),
             other => other,
         }
     }
 
     /// Lets later work of a stream come after a timepoint. Blocks if the device cannot wait for it.
     pub(crate) fn order_after(&self, stream: &Stream, point: Timepoint) -> Result<()> {
-        stream.wait(point).or_else(|_| self.runtime.wait_for(point))
+        stream.wait(point).or_else(|_| self.wait_for(point))
     }
 
-    /// Waits for all work of the device, also on streams that are unknown here.
+    /// Waits on the host until timepoints are over.
+    pub(crate) fn wait_for(&self, points: impl AsRef<[Timepoint]>) -> Result<()> {
+        let points = points.as_ref();
+        match until(None, |limit| self.runtime.wait_for_timeout(points, limit)) {
+            // Of an unknown stream only the driver knows, whose wait has no limit.
+            Err(Error::InvalidState(_)) => self.runtime.wait_for(points),
+            over => over,
+        }
+    }
+
+    /// Waits for all work of the device, also on streams that are unknown here. Ctrl-C does not end
+    /// the wait.
     pub(crate) fn synchronize_all(&self) -> Result<()> {
         if self.host {
             return if self.is_quiet() { Ok(()) } else { self.runtime.synchronize() };
@@ -349,10 +361,15 @@ impl Device {
         let timeout = arguments::timeout(timeout)?;
         let wait = || {
             self.0.check_process()?;
-            match timeout {
-                Some(timeout) if !self.0.is_quiet() => self.0.runtime.synchronize_timeout(timeout),
-                _ => self.0.synchronize_all(),
+            if self.0.is_quiet() {
+                return Ok(());
             }
+            let own = until(timeout, |limit| self.0.runtime.synchronize_timeout(limit));
+            if timeout.is_some() || own.as_ref().is_err_and(is_interrupt) {
+                return own;
+            }
+            // What is left is the work of streams that are unknown here.
+            self.0.synchronize_all()
         };
         self.0.outside(py, wait).map_err(raise)
     }
@@ -364,7 +381,8 @@ impl Device {
         py.detach(|| StreamObject::begin(&self.0)).map_err(raise)
     }
 
-    /// A new buffer with unspecified contents.
+    /// A new buffer with unspecified contents. A number without a type is a size in bytes:
+    /// `empty(4096)` has the type `uint8`. Any other shape needs a type.
     #[pyo3(signature = (shape, dtype=None))]
     fn empty<'py>(
         &self,
@@ -374,7 +392,8 @@ impl Device {
         buffer::empty(&main(shape.py(), &self.0)?, shape, dtype)
     }
 
-    /// A new buffer of zeros.
+    /// A new buffer of zeros. A number without a type is a size in bytes: `zeros(4096)` has the type
+    /// `uint8`. Any other shape needs a type.
     #[pyo3(signature = (shape, dtype=None))]
     fn zeros<'py>(
         &self,

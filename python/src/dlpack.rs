@@ -8,7 +8,8 @@ use crate::device::{DL_CPU, State, state};
 use crate::dtype;
 use crate::errors::{Class, invalid, raise};
 use crate::layout::{Layout, MOST_DIMENSIONS, dense, elements};
-use crate::memory::{self, Block};
+use crate::memory::Block;
+use crate::recorded;
 use leasehold::cuda::{self, ExternalStream};
 use leasehold_core::sync::Arc;
 use pyo3::exceptions::PyTypeError;
@@ -286,7 +287,7 @@ pub(crate) fn export<'py>(
         ));
     }
     let orders = !block.device.host;
-    memory::settle(py, &[&*block]).map_err(raise)?;
+    recorded::settle(py, &[&*block])?;
     block.begin_export();
     // From here on the keeper takes the export back.
     let mut keeper = Keeper { block, stream: None };

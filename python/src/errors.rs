@@ -88,8 +88,13 @@ pub(crate) fn is_refusal(py: Python<'_>, error: &PyErr) -> bool {
     is_builtin && !is_own
 }
 
-/// An error of the library as an exception.
+/// An error of the library as an exception. An exception that passed through it comes as it is.
 pub(crate) fn raise(error: Error) -> PyErr {
+    if let Error::Other(foreign) = &error
+        && let Some(raised) = foreign.downcast_ref::<PyErr>()
+    {
+        return Python::attach(|py| raised.clone_ref(py));
+    }
     Class::of(&error).error(error.to_string())
 }
 

@@ -5,7 +5,8 @@ use crate::callbacks;
 use crate::device::{Device, State, state};
 use crate::errors::raise;
 use crate::fork::Own;
-use crate::stream::{awaited, on_complete, within};
+use crate::stream::{awaited, on_complete};
+use crate::waits::{until, within};
 use leasehold::{Event, EventFlags, Lease, Result};
 use leasehold_core::sync::Arc;
 use pyo3::prelude::*;
@@ -81,7 +82,14 @@ impl EventObject {
             crate::errors::Class::ArgumentType.error("start is an Event with timing=True")
         })?;
         let start = start.get();
-        let time = py.detach(|| self.check()?.elapsed_since(start.check()?));
+        let time = py.detach(|| {
+            let (end, start) = (self.check()?, start.check()?);
+            if start.has_timing() && end.has_timing() {
+                until(None, |limit| start.synchronize_timeout(limit))?;
+                until(None, |limit| end.synchronize_timeout(limit))?;
+            }
+            end.elapsed_since(start)
+        });
         time.map(|time| time.as_secs_f64()).map_err(raise)
     }
 
@@ -92,8 +100,9 @@ impl EventObject {
     /// Calls a function with `None` once the last record is over, or with the failure.
     fn _on_complete(&self, py: Python<'_>, function: Py<PyAny>) -> PyResult<()> {
         let begun = py.detach(|| {
+            let event = self.check()?;
             let stream = self.device.runtime.create_stream()?;
-            stream.wait_event(self.check()?)?;
+            stream.wait_event(event)?;
             Ok(stream)
         });
         match begun {

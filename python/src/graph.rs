@@ -6,7 +6,7 @@ use crate::errors::{Class, invalid, raise};
 use crate::fork::Own;
 use crate::kernel::{directions, items};
 use crate::memory::Block;
-use crate::stream::{Recorded, argument, node};
+use crate::stream::{Launches, argument, node};
 use leasehold::graph::{NodeId, UpdateOutcome};
 use leasehold::{Graph, GraphUpdate};
 use leasehold_core::sync::{Arc, Mutex};
@@ -32,14 +32,29 @@ use pyo3::types::{PyDict, PyList};
 pub(crate) struct GraphObject {
     device: Arc<State>,
     graph: Own<Graph>,
-    recorded: Mutex<Recorded>,
+    launches: Launches,
+    /// The memory that launches use, for their order with uses that are not the runtime's.
+    blocks: Mutex<Vec<Arc<Block>>>,
+    /// One update at a time: the list above changes with the graph.
+    update: Mutex<()>,
 }
 
 impl GraphObject {
-    pub(crate) fn new(device: &Arc<State>, graph: Graph, mut recorded: Recorded) -> Self {
-        recorded.blocks.sort_by_key(|block| Arc::as_ptr(block) as usize);
-        recorded.blocks.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        Self { device: device.clone(), graph: Own::new(graph), recorded: Mutex::new(recorded) }
+    pub(crate) fn new(
+        device: &Arc<State>,
+        graph: Graph,
+        mut blocks: Vec<Arc<Block>>,
+        launches: Launches,
+    ) -> Self {
+        blocks.sort_by_key(|block| Arc::as_ptr(block) as usize);
+        blocks.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        Self {
+            device: device.clone(),
+            graph: Own::new(graph),
+            launches,
+            blocks: Mutex::new(blocks),
+            update: Mutex::new(()),
+        }
     }
 }
 
@@ -67,7 +82,7 @@ impl GraphObject {
     fn launch(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = stream.py();
         let stream = argument(stream)?;
-        let blocks = self.recorded.lock().blocks.clone();
+        let blocks = self.blocks.lock().clone();
         stream.submit(py, &blocks, None, |stream| self.graph.launch_on(stream).map(drop))
     }
 
@@ -94,8 +109,9 @@ impl GraphObject {
         let (mut params, mut shapes, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
         for (at, given) in entries(numbers, "numbers")? {
             let at = node(&at)?;
-            let signature = self.recorded.lock().launches.get(&at).cloned();
-            let signature = signature
+            let signature = self
+                .launches
+                .get(&at)
                 .ok_or_else(|| invalid(format!("operation {at} of the recording is no launch")))?;
             params
                 .push((NodeId::new(at), signature.params(&items(&given, "a launch's numbers")?)?));
@@ -124,20 +140,22 @@ impl GraphObject {
             for (from, to) in &pairs {
                 update = update.buffer(from.stream_buffer()?, to.stream_buffer()?);
             }
-            // The new memory is kept first: a launch may come at once.
-            self.recorded.lock().blocks.extend(pairs.iter().map(|(_, to)| to.clone()));
+            let turn = self.update.lock();
+            // The new memory comes first: a launch may come at once.
+            let before = self.blocks.lock().clone();
+            let added = pairs.iter().map(|(_, new)| new.clone());
+            *self.blocks.lock() = before.iter().cloned().chain(added.clone()).collect();
             let updated = self.graph.update(&update);
-            let gone = |block: &Arc<Block>| {
-                let replaced = |(old, _): &(Arc<Block>, Arc<Block>)| Arc::ptr_eq(old, block);
-                let added = |(_, new): &(Arc<Block>, Arc<Block>)| Arc::ptr_eq(new, block);
-                updated.is_ok() && pairs.iter().any(replaced) && !pairs.iter().any(added)
+            let is_replaced =
+                |block: &Arc<Block>| pairs.iter().any(|(old, _)| Arc::ptr_eq(old, block));
+            let after = match updated {
+                Ok(_) => before.iter().filter(|b| !is_replaced(b)).cloned().chain(added).collect(),
+                Err(_) => before.clone(),
             };
-            let mut recorded = self.recorded.lock();
-            let (old, kept) = recorded.blocks.drain(..).partition::<Vec<_>, _>(gone);
-            recorded.blocks = kept;
-            drop(recorded);
-            // Without the lock: the end of memory may wait for its uses.
-            drop(old);
+            let between = std::mem::replace(&mut *self.blocks.lock(), after);
+            drop(turn);
+            // Without a lock: the end of memory may wait for its uses.
+            drop((before, between));
             updated
         });
         Ok(changed.map_err(raise)? == UpdateOutcome::Reinstantiated)

@@ -7,10 +7,11 @@
 use crate::arguments::{self, because};
 use crate::buffer::Base;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid, is_refusal, raise};
+use crate::errors::{Class, invalid, is_refusal};
 use crate::grid::Grid;
 use crate::layout::{self, Layout, MOST_DIMENSIONS};
-use crate::memory::{self, Block};
+use crate::memory::Block;
+use crate::recorded;
 use leasehold_core::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -289,7 +290,7 @@ impl<'py> HostArray<'py> {
     /// Sets every element, whose bytes are in this machine's order.
     pub(crate) fn fill(&self, py: Python<'_>, element: &[u8]) -> PyResult<()> {
         self.check_target()?;
-        memory::settle(py, self.block().as_slice()).map_err(raise)?;
+        recorded::settle(py, self.block().as_slice())?;
         assert_eq!(element.len() as i64, self.grid.size);
         // SAFETY: the memory stays in place as long as this, and the thread is attached.
         unsafe { self.grid.fill(element) };
@@ -351,7 +352,7 @@ unsafe fn lend(of: *mut ffi::PyObject, to: *mut PyBuffer, flags: c_int) -> PyRes
             ));
         }
     };
-    memory::settle(py, &[&*block]).map_err(raise)?;
+    recorded::settle(py, &[&*block])?;
     let address = block.host_address(layout.offset);
     let strides = layout.byte_strides().iter().map(|&s| s as isize).collect();
     let shape = layout.shape.iter().map(|&n| n as isize).collect();

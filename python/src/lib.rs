@@ -8,12 +8,13 @@
 //! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
 //! DLPack. `copies` copies between all of them, by `grid` where elements have gaps.
 //!
-//! `stream`, `event`, `kernel` and `graph` are the runtime; `operators` and `model` are above it.
+//! `stream`, `event`, `kernel` and `graph` are the runtime, and `recorded` what a recording was given;
+//! `operators` and `model` are above it.
 //! `download` is a copy to the host that is awaited. `callbacks` calls Python on the runtime's
 //! threads.
 //!
 //! `arguments` checks what a call was given; `errors` has the exceptions; `fork` tells a child from
-//! its parent.
+//! its parent; `waits` waits so that Ctrl-C ends it.
 
 mod allocator;
 mod arguments;
@@ -35,7 +36,9 @@ mod layout;
 mod memory;
 mod model;
 mod operators;
+mod recorded;
 mod stream;
+mod waits;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;

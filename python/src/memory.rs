@@ -1,7 +1,8 @@
 //! The memory of buffers: who keeps it, who uses it outside, and when it goes.
 //!
-//! A block keeps the memory; buffers, exports and operations under way share the block. So memory
-//! goes with the last of them, in whatever order they end.
+//! A block keeps the memory; buffers, exports and operations under way share the block. What streams
+//! use is an import of the memory, and the import keeps the memory too: a graph holds imports. So
+//! memory goes with the last of them, in whatever order they end.
 //!
 //! # Host memory
 //! Host memory is touched by a thread that is attached to the interpreter, by exports, and by
@@ -33,6 +34,7 @@
 use crate::allocator::Pool;
 use crate::callbacks;
 use crate::device::State;
+use crate::waits::{is_interrupt, until};
 use leasehold::cuda::ExternalStream;
 use leasehold::{
     Access, Buffer, BufferView, Error, Lease, Operand, Protection, Result, Stream, View,
@@ -42,7 +44,7 @@ use leasehold_core::sync::{Arc, Mutex, OnceLock, thread};
 use leasehold_core::{PackedTimepoint, TimelineSource, Timepoint};
 use pyo3::prelude::*;
 use std::any::Any;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes that are staged at once.
 const PIECE: u64 = 64 << 20;
@@ -58,6 +60,10 @@ struct Consumer {
 /// The keeper of memory that is somebody else's.
 type Foreign = Arc<dyn Any + Send + Sync>;
 
+/// A lease of memory that is ours, for the import of it. The block takes it out if nobody else has
+/// the import at its end: the allocator then orders the memory's next use itself.
+type Kept = Arc<Mutex<Option<Lease<Buffer>>>>;
+
 /// Memory of a device.
 pub(crate) struct Block {
     pub(crate) device: Arc<State>,
@@ -69,6 +75,8 @@ pub(crate) struct Block {
     buffer: OnceLock<Lease<Buffer>>,
     /// The allocator's lease, for memory that is ours.
     own: Option<Lease<Buffer>>,
+    /// The same lease, for the import.
+    kept: Kept,
     /// The keeper of foreign memory.
     foreign: Option<Foreign>,
     /// The end of what the memory of the host was used for by its former owners.
@@ -144,6 +152,7 @@ impl Block {
             bytes,
             read_only,
             buffer: OnceLock::new(),
+            kept: Arc::new(Mutex::new(own.clone())),
             own,
             foreign,
             born,
@@ -167,11 +176,11 @@ impl Block {
         } else {
             let protection =
                 if self.read_only { Protection::ReadOnly } else { Protection::ReadWrite };
-            let keeper = Box::new(self.foreign.clone());
+            let keeper = Box::new((self.kept.clone(), self.foreign.clone()));
             let (address, bytes) = (self.address, self.bytes);
-            // SAFETY: the import has the keeper of foreign memory. The block keeps its own memory
-            // as long as this lease. When both go, the allocator is told of all uses, so the
-            // memory outlasts them.
+            // SAFETY: the import has the keeper of foreign memory, and a lease of own memory. That
+            // is taken away only as the import ends, and the allocator is told of all uses then.
+            // So the memory outlasts them.
             unsafe { runtime.allocator().import(address, bytes, 0, protection, keeper) }?
         };
         if let Some(born) = self.born {
@@ -297,7 +306,11 @@ impl Block {
         drop(ended);
         if self.is_imported() {
             // The owner orders its next work with the stream that it knows. In a capture it cannot.
-            let _ = self.device.told().and_then(|told| self.device.order_one_before(&told, now));
+            let _ = self.device.told().and_then(|told| match told.wait(now) {
+                // Nobody would hear of Ctrl-C here.
+                Err(Error::Unsupported(_)) => self.device.runtime.wait_for(now),
+                other => other,
+            });
         }
         let mut consumers = self.consumers.lock();
         let found = consumers.iter().position(|consumer| same(&consumer.stream, stream));
@@ -334,8 +347,9 @@ impl Block {
         let own = self.device.runtime.stream().now().timeline_id();
         let other = |point: &Timepoint| point.timeline_id() != own && !point.is_settled();
         for point in record(buffer).into_iter().filter(other) {
-            let over = self.device.runtime.wait_for(point);
-            if !overwrites && buffer.write_timepoint().timepoint() == Some(point) {
+            let over = self.device.wait_for([point]);
+            let inherits = !overwrites && buffer.write_timepoint().timepoint() == Some(point);
+            if inherits || over.as_ref().is_err_and(is_interrupt) {
                 over?;
             }
         }
@@ -391,7 +405,7 @@ impl Block {
     }
 
     /// The timepoints of all uses: of operations, and of consumers that let go.
-    fn uses(&self, buffer: &Lease<Buffer>) -> Vec<Timepoint> {
+    fn uses(&self, buffer: &Buffer) -> Vec<Timepoint> {
         let mut uses = record(buffer);
         uses.extend(self.ended.lock().iter().copied());
         uses
@@ -401,9 +415,23 @@ impl Block {
     pub(crate) fn wait(&self) -> Result<()> {
         if let Some(buffer) = self.buffer.get() {
             self.device.check_process()?;
-            self.device.runtime.wait_for(self.uses(buffer))?;
+            self.device.wait_for(self.uses(buffer))?;
         }
-        self.born.map_or(Ok(()), |born| self.device.runtime.wait_for(born))
+        self.device.wait_for(self.born.as_slice())
+    }
+
+    /// Waits until the uses of foreign memory are over, however they end. The end of the memory
+    /// waits for them too, but Ctrl-C cannot end that.
+    ///
+    /// # Errors
+    /// The exception of a signal's handler.
+    pub(crate) fn wait_for_end(&self) -> Result<()> {
+        let Some(buffer) = self.buffer.get().filter(|_| self.foreign.is_some()) else {
+            return Ok(());
+        };
+        let points = if self.device.is_forked() { Vec::new() } else { self.uses(buffer) };
+        let interrupted = |point| self.device.wait_for([point]).err().filter(is_interrupt);
+        points.into_iter().find_map(interrupted).map_or(Ok(()), Err)
     }
 
     /// The uses of memory of the host by streams: the last write, and all others.
@@ -436,19 +464,26 @@ impl Block {
     /// The failure of the work that was to write it.
     fn wait_for_streams(&self) -> Result<()> {
         self.device.check_process()?;
-        while self.giving.load(Ordering::Acquire) != 0 {
-            thread::sleep(Duration::from_micros(50));
-        }
+        until(None, |limit| {
+            let begin = Instant::now();
+            while self.giving.load(Ordering::Acquire) != 0 {
+                if begin.elapsed() > limit {
+                    return Err(Error::Timeout("a thread gives a stream work".into()));
+                }
+                thread::sleep(Duration::from_micros(50));
+            }
+            Ok(())
+        })?;
         let (write, others) = self.host_uses();
         for point in others {
             // Work that only read the memory has left it as it was, once it is over.
-            if let Err(error) = self.device.runtime.wait_for(point)
+            if let Err(error) = self.device.wait_for([point])
                 && matches!(point.timeline().check(point.value()), Ok(false))
             {
                 return Err(error);
             }
         }
-        write.map_or(Ok(()), |point| self.device.runtime.wait_for(point))
+        self.device.wait_for(write.as_slice())
     }
 
     // ---- operations; ranges lie in the memory
@@ -524,7 +559,7 @@ impl Block {
         while done < bytes {
             if done > 0 {
                 // So that no more than a piece is staged.
-                py.detach(|| stream.synchronize())?;
+                py.detach(|| synchronize(stream))?;
             }
             let piece = PIECE.min(bytes - done);
             let to = buffer.view().narrowed(at + done, piece);
@@ -577,7 +612,7 @@ impl Block {
             let from = buffer.view().narrowed(at + done, piece);
             py.detach(|| {
                 stream.copy(staging.view().narrowed(0, piece), from)?;
-                stream.synchronize()
+                synchronize(stream)
             })?;
             let values = staging.map()?;
             // SAFETY: the target has room for all bytes, and this thread is attached.
@@ -662,8 +697,13 @@ pub(crate) fn fill(stream: &Stream, to: BufferView<'_>, pattern: &[u8]) -> Resul
     }
 }
 
+/// Waits for all work of a stream.
+fn synchronize(stream: &Stream) -> Result<()> {
+    until(None, |limit| stream.synchronize_timeout(limit))
+}
+
 /// The uses that a buffer's record has.
-fn record(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
+fn record(buffer: &Buffer) -> Vec<Timepoint> {
     let mut uses = vec![buffer.write_timepoint()];
     buffer.for_each_read(|point| uses.push(point));
     uses.into_iter().filter_map(PackedTimepoint::timepoint).collect()
@@ -686,26 +726,35 @@ impl Drop for Block {
         let Some(buffer) = self.buffer.take() else { return };
         if self.device.is_forked() {
             // The driver's state is the parent's, and so is the memory.
-            std::mem::forget((buffer, self.own.take(), self.foreign.take()));
+            std::mem::forget((buffer, self.kept.clone(), self.own.take(), self.foreign.take()));
             return;
         }
-        let mut points = self.uses(&buffer);
+        let mut points = std::mem::take(self.ended.get_mut());
         if self.lent.load(Ordering::Relaxed) {
             // The address is known to streams that are unknown here.
             match self.device.whole() {
                 Ok(whole) => points.push(whole.now()),
                 Err(_) if self.device.synchronize_all().is_ok() => {}
                 Err(_) => {
-                    // Nobody can say when they are done, so the memory stays.
-                    std::mem::forget((buffer, self.own.take(), self.foreign.take()));
+                    // Nobody can say when they are done, so the memory stays: the import keeps it.
+                    std::mem::forget(buffer);
                     return;
                 }
             }
         }
-        if let Some(own) = &self.own {
-            points.into_iter().for_each(|point| own.used_on(point));
+        if let Some(own) = self.own.take() {
+            match buffer.try_unique() {
+                Ok(last) => {
+                    points.extend(record(&last));
+                    points.into_iter().for_each(|point| own.used_on(point));
+                    drop(self.kept.lock().take());
+                }
+                // A graph has the import: the memory goes with it.
+                Err(shared) => points.into_iter().for_each(|point| shared.used_on(point)),
+            }
             return;
         }
+        points.extend(record(&buffer));
         // The owner gets its memory back at once, not with a later call. If that cannot be, the
         // runtime's allocator keeps the memory until the uses are over.
         let wait = || {

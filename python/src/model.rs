@@ -7,6 +7,7 @@ use crate::arguments;
 use crate::device::{Device, State, state};
 use crate::errors::{Class, invalid, raise};
 use crate::fork::Own;
+use crate::waits::look;
 use leasehold::{Error, Result};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_llama::{
@@ -21,6 +22,12 @@ use std::path::Path;
 /// Sequences that are decoded together unless the caller says how many.
 const LARGEST_BATCH: usize = 16;
 
+/// Tokens of a text, at the most.
+const MOST_TOKENS: usize = 1 << 22;
+
+/// Prompts of a generation, and texts that end it, at the most.
+const MOST_TEXTS: usize = 1 << 20;
+
 /// A model on a device.
 struct Loaded {
     device: Arc<State>,
@@ -32,6 +39,16 @@ struct Loaded {
 
 impl Loaded {
     fn read(device: &Arc<State>, dir: &Path, activations: DType) -> Result<Self> {
+        if !dir.is_dir() {
+            return Err(Error::Unavailable(
+                format!(
+                    "{} is no directory here, with config.json and its like; nothing is downloaded: \
+                     download the model first, and give the directory",
+                    dir.display()
+                )
+                .into(),
+            ));
+        }
         let config = Config::from_dir(dir)?;
         let generation = GenerationConfig::from_dir(dir)?;
         let tokenizer = Tokenizer::from_dir(dir)?;
@@ -122,6 +139,7 @@ impl Run {
             if self.live.is_empty() {
                 return Ok(None);
             }
+            look()?;
             for (id, drawn) in self.batch.step()? {
                 let token = drawn?.token;
                 let Some(live) = self.live.get_mut(&id) else { continue };
@@ -243,7 +261,8 @@ impl ModelObject {
 
     /// The text of tokens.
     fn decode(&self, tokens: &Bound<'_, PyAny>) -> PyResult<String> {
-        let ids: Vec<u32> = arguments::value(tokens, "tokens are a list of numbers")?;
+        let ids: Vec<u32> =
+            arguments::list(tokens, "tokens are a list of numbers", (MOST_TOKENS, "tokens"))?;
         tokens.py().detach(|| self.0.tokenizer.decode(&ids)).map_err(raise)
     }
 
@@ -256,10 +275,8 @@ impl ModelObject {
     ) -> PyResult<Pieces> {
         let py = prompts.py();
         let options = options.cloned().unwrap_or_else(|| PyDict::new(py));
-        if prompts.is_instance_of::<PyString>() {
-            return Err(Class::ArgumentType.error("prompts are a list of texts"));
-        }
-        let texts: Vec<String> = arguments::value(prompts, "prompts are a list of texts")?;
+        let texts: Vec<String> =
+            arguments::list(prompts, "prompts are a list of texts", (MOST_TEXTS, "prompts"))?;
         let tokens = option::<usize>(&options, "tokens", "a number")?.unwrap_or(64);
         let slots = option::<usize>(&options, "batch", "a number")?;
         let (temperature, top_k) = (
@@ -273,7 +290,11 @@ impl ModelObject {
         let seed = option::<u64>(&options, "seed", "a number from 0 on")?;
         let defaults = option::<bool>(&options, "defaults", "True or False")?.unwrap_or(false);
         let at_eos = option::<bool>(&options, "stop_at_eos", "True or False")?.unwrap_or(true);
-        let stop = option::<Vec<String>>(&options, "stop", "a list of texts")?.unwrap_or_default();
+        let stop = options.get_item("stop")?.filter(|stop| !stop.is_none());
+        let stop: Vec<String> = match stop {
+            Some(stop) => arguments::list(&stop, "stop is a list of texts", (MOST_TEXTS, "stops"))?,
+            None => Vec::new(),
+        };
         let loaded = Arc::clone(&self.0);
         let begin = || {
             loaded.device.check_process()?;

@@ -27,7 +27,11 @@ struct Matrix {
 impl Matrix {
     /// A buffer of one or two dimensions; one is a row.
     fn of(of: &Bound<'_, PyAny>, what: &str) -> PyResult<Self> {
-        let refuse = |_| Class::ArgumentType.error(format!("{what} takes Buffers"));
+        let refuse = |_| {
+            let kind = of.get_type();
+            let cure = "Device.upload and from_dlpack make one of an array";
+            Class::ArgumentType.error(format!("{what} takes Buffers, not {kind}; {cure}"))
+        };
         let buffer = of.cast::<Base>().map_err(refuse)?.get();
         let (block, range) = buffer.range()?;
         let layout = buffer.layout();

@@ -15,40 +15,14 @@ use crate::fork::Own;
 use crate::graph::GraphObject;
 use crate::kernel::{self, KernelObject, Signature};
 use crate::memory::{self, Block, Giving};
+use crate::recorded::Recorded;
+use crate::waits::within;
 use leasehold::graph::GraphRecording;
 use leasehold::{Access, Error, Operand, Result, Runtime, Stream, StreamDesc};
 use leasehold_core::sync::{Arc, Mutex};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// The longest wait between two looks at the interpreter's signals.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Waits without the interpreter's lock, for a limited time if there is a limit: by calls of `wait`
-/// with a limit each, between which Ctrl-C ends the wait.
-pub(crate) fn within(
-    py: Python<'_>,
-    limit: Option<Duration>,
-    wait: impl Fn(Duration) -> Result<()> + Sync,
-) -> PyResult<()> {
-    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    loop {
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        let is_last = left.is_some_and(|left| left <= LOOK);
-        match py.detach(|| wait(left.unwrap_or(LOOK).min(LOOK))) {
-            Err(Error::Timeout(_)) if !is_last => py.check_signals()?,
-            Err(Error::Timeout(_)) => {
-                let limit = limit.unwrap_or_default();
-                return Err(raise(Error::Timeout(
-                    format!("the work was not over after {limit:?}; wait longer").into(),
-                )));
-            }
-            other => return other.map_err(raise),
-        }
-    }
-}
 
 /// The iterator that `await` runs of an object with `_on_complete`, and `_result` if it has one.
 pub(crate) fn awaited<'py>(
@@ -60,18 +34,19 @@ pub(crate) fn awaited<'py>(
     of.py().import("leasehold._async")?.call_method1("wait", (begin, result))
 }
 
-/// The objects that a recording was given.
-#[derive(Default)]
-pub(crate) struct Recorded {
-    /// The memory that the graph uses.
-    pub(crate) blocks: Vec<Arc<Block>>,
-    /// The kernels of launches, by node.
-    pub(crate) launches: BTreeMap<u32, Arc<Signature>>,
+/// The kernels of a recording's launches, by node.
+pub(crate) type Launches = BTreeMap<u32, Arc<Signature>>;
+
+/// A recording, and what it was given.
+struct Recording {
+    phase: Mutex<Phase>,
+    recorded: Arc<Recorded>,
+    launches: Mutex<Launches>,
 }
 
-/// The state of a recording.
-enum Recording {
-    Open(GraphRecording, Recorded),
+enum Phase {
+    /// It goes on. A thread that ends it shares it meanwhile, so others find it as it is.
+    Open(Arc<GraphRecording>),
     Ended(Py<GraphObject>),
     /// It was given up.
     Gone,
@@ -114,7 +89,7 @@ pub(crate) struct StreamObject {
     device: Arc<State>,
     /// The device's runtime, with this stream as its own.
     runtime: Own<Runtime>,
-    recording: Option<Own<Mutex<Recording>>>,
+    recording: Option<Own<Recording>>,
 }
 
 /// The stream that an argument is.
@@ -140,8 +115,8 @@ impl StreamObject {
         device.use_streams()?;
         let begun = GraphRecording::begin(&device.runtime)?;
         let runtime = Own::new(begun.runtime().clone());
-        let recording = Mutex::new(Recording::Open(begun, Recorded::default()));
-        let recording = Some(Own::new(recording));
+        let (phase, recorded) = (Mutex::new(Phase::Open(Arc::new(begun))), Recorded::begin());
+        let recording = Some(Own::new(Recording { phase, recorded, launches: Mutex::default() }));
         Ok(Self { device: device.clone(), runtime, recording })
     }
 
@@ -171,11 +146,9 @@ impl StreamObject {
             let node = stream.next_node();
             run(stream)?;
             // Only now: an operation that is refused leaves nothing behind.
-            if let Recording::Open(_, recorded) = &mut *recording.lock() {
-                recorded.blocks.extend(blocks.iter().cloned());
-                if let (Some(node), Some(signature)) = (node, note) {
-                    recorded.launches.insert(node.index(), signature.clone());
-                }
+            recording.recorded.add(blocks);
+            if let (Some(node), Some(signature)) = (node, note) {
+                recording.launches.lock().insert(node.index(), signature.clone());
             }
             Ok(())
         };
@@ -186,27 +159,39 @@ impl StreamObject {
     }
 
     /// Ends the recording, and keeps its graph.
-    fn end(&self, py: Python<'_>, recording: &Mutex<Recording>) -> PyResult<()> {
-        let Recording::Open(open, recorded) =
-            std::mem::replace(&mut *recording.lock(), Recording::Gone)
-        else {
-            return Err(raise(Error::recording("the recording has ended; begin another one")));
+    fn end(&self, py: Python<'_>, recording: &Recording) -> PyResult<()> {
+        let open = match &*recording.phase.lock() {
+            Phase::Open(open) => open.clone(),
+            _ => return Err(raise(ended())),
         };
-        let (made, open) = py.detach(|| (open.stop(), open));
-        match made {
-            Ok(graph) => {
-                let graph = Py::new(py, GraphObject::new(&self.device, graph, recorded))?;
-                *recording.lock() = Recording::Ended(graph);
-                Ok(())
-            }
-            Err(error) => {
-                // On another thread than its own it goes on.
-                if self.runtime.is_graph_recording() {
-                    *recording.lock() = Recording::Open(open, recorded);
-                }
-                Err(raise(error))
-            }
-        }
+        let made = py.detach(|| {
+            let made = open.stop();
+            drop(open);
+            made
+        });
+        // On another thread than its own it goes on.
+        let graph = match made {
+            Err(error) if self.runtime.is_graph_recording() => return Err(raise(error)),
+            made => made,
+        };
+        let blocks = recording.recorded.take();
+        let launches = std::mem::take(&mut *recording.launches.lock());
+        let graph = graph
+            .map_err(raise)
+            .and_then(|graph| Py::new(py, GraphObject::new(&self.device, graph, blocks, launches)));
+        let (phase, result) = match graph {
+            Ok(graph) => (Phase::Ended(graph), Ok(())),
+            Err(error) => (Phase::Gone, Err(error)),
+        };
+        Self::go_on(py, recording, phase);
+        result
+    }
+
+    /// Gives a recording another phase. The former one ends without the interpreter's lock: what was
+    /// recorded may be anybody's.
+    fn go_on(py: Python<'_>, recording: &Recording, phase: Phase) {
+        let former = std::mem::replace(&mut *recording.phase.lock(), phase);
+        py.detach(|| drop(former));
     }
 
     /// The bytes of a buffer as an operand.
@@ -283,7 +268,7 @@ impl StreamObject {
     #[getter]
     fn graph(&self, py: Python<'_>) -> PyResult<Py<GraphObject>> {
         if let Some(recording) = &self.recording
-            && let Recording::Ended(graph) = &*recording.lock()
+            && let Phase::Ended(graph) = &*recording.phase.lock()
         {
             return Ok(graph.clone_ref(py));
         }
@@ -390,6 +375,7 @@ impl StreamObject {
         if !function.is_callable() {
             return Err(Class::ArgumentType.error("a host call is a function"));
         }
+        self.stream().map_err(raise)?;
         callbacks::note(py);
         let (function, args) = (function.clone().unbind(), args.clone().unbind());
         self.submit(py, &[], None, |stream| {
@@ -462,9 +448,9 @@ impl StreamObject {
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         if let Some(recording) = &slf.get().recording
-            && !matches!(*recording.lock(), Recording::Open(..))
+            && !matches!(*recording.phase.lock(), Phase::Open(_))
         {
-            return Err(raise(Error::recording("the recording has ended; begin another one")));
+            return Err(raise(ended()));
         }
         Ok(slf)
     }
@@ -479,9 +465,9 @@ impl StreamObject {
         match (&self.recording, exception_type) {
             (Some(recording), None) => self.end(py, recording),
             (Some(recording), Some(_)) => {
-                let gone = std::mem::replace(&mut *recording.lock(), Recording::Gone);
-                // Without the lock: what was recorded may be anybody's.
-                py.detach(|| drop(gone));
+                Self::go_on(py, recording, Phase::Gone);
+                let blocks = recording.recorded.take();
+                py.detach(|| drop(blocks));
                 Ok(())
             }
             (None, None) => self.synchronize(py, None),
@@ -506,6 +492,10 @@ impl StreamObject {
         let kind = if self.recording.is_some() { ", recording" } else { "" };
         format!("Stream('{}'{kind})", self.device.name)
     }
+}
+
+fn ended() -> Error {
+    Error::recording("the recording has ended; begin another one")
 }
 
 /// Calls a function with `None` once all work of a stream so far is over, or with the failure.

@@ -174,7 +174,11 @@ class Shapes(unittest.TestCase):
                 yield 1
 
         for shape in [range(1 << 40), range(1 << 62), Long(1 << 40), Long((1 << 63) - 1), Long(0), forever()]:
-            for use in (CPU.empty, CPU.zeros, CPU.allocator.empty, lambda s: CPU.empty(8).view(shape=s)):
+            for use in (
+                lambda s: CPU.empty(s, "int8"),
+                lambda s: CPU.allocator.zeros(s, "int8"),
+                lambda s: CPU.empty(8).view(shape=s),
+            ):
                 with self.assertRaises(leasehold.InvalidArgumentError):
                     use(shape)
 
@@ -185,8 +189,18 @@ class Shapes(unittest.TestCase):
 
     def test_any_sequence_of_numbers(self) -> None:
         for shape in [(2, 3), [2, 3], range(2, 4), iter([2, 3])]:
-            self.assertEqual(CPU.empty(shape).shape, (2, 3))  # type: ignore[arg-type]
+            self.assertEqual(CPU.empty(shape, "int8").shape, (2, 3))  # type: ignore[arg-type]
         self.assertEqual(CPU.empty(Wide(5)).shape, (5,))
+
+    def test_a_shape_needs_a_type_and_a_size_in_bytes_none(self) -> None:
+        allocator = leasehold.Allocator(CPU)
+        for make in (CPU.empty, CPU.zeros, allocator.empty, allocator.zeros):
+            b = make(5)
+            self.assertEqual((b.dtype, b.shape, b.nbytes), ("uint8", (5,), 5))
+            self.assertEqual(make((2, 2), "float32").nbytes, 16)
+            for shape in ((2, 2), [2], ()):
+                with self.assertRaisesRegex(TypeError, "name one, such as \"float32\""):
+                    make(shape)  # type: ignore[call-overload]
 
 
 class Classes(unittest.TestCase):
@@ -205,8 +219,9 @@ class Classes(unittest.TestCase):
         with self.assertRaises(leasehold.InvalidArgumentError) as raised:
             leasehold.Device("gpu")
         self.assertIn("cpu:0, cuda:0", str(raised.exception))
-        for other in ("mps", "sim", "null", "cuda:0, cpu:0"):
+        for other in ("mps", "null", "cuda:0, cpu:0"):
             self.assertNotIn(other, str(raised.exception))
+        self.assertEqual("sim-cuda:0" in str(raised.exception), _native.SIMULATED)
         if _native.SIMULATED:
             with self.assertRaisesRegex(leasehold.InvalidArgumentError, "sim-cuda:0"):
                 leasehold.Device("sim-gpu")

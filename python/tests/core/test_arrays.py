@@ -58,7 +58,7 @@ class Formats(unittest.TestCase):
             ]:
                 b = CPU.upload(source)
                 self.assertEqual((b.dtype, b.shape, b.tobytes()), ("uint8", (6,), b"abcdef"))
-                target = CPU.zeros((2, 3))
+                target = CPU.zeros((2, 3), "uint8")
                 target.copy_from(source)
                 self.assertEqual(target.tobytes(), b"abcdef")
 
@@ -203,7 +203,7 @@ class Formats(unittest.TestCase):
         self.assertEqual(square.tobytes(), flat.tobytes())
         square.copy_from(bytes(32))
         self.assertEqual(square.tobytes(), bytes(32))
-        wrong = [CPU.zeros((2, 8), "int16"), CPU.zeros((4, 8)), CPU.zeros((4, 5), "int16")]
+        wrong = [CPU.zeros((2, 8), "int16"), CPU.zeros((4, 8), "uint8"), CPU.zeros((4, 5), "int16")]
         for other in wrong:
             for use in (square.copy_from, square.copy_to, other.copy_from, other.copy_to):
                 with self.assertRaises(leasehold.InvalidArgumentError) as raised:

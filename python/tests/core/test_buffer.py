@@ -84,7 +84,7 @@ class Contents(unittest.TestCase):
         out = bytearray(8)
         b.copy_to(out)
         self.assertEqual((out, b.tobytes()), (b"abcdefgh", b"abcdefgh"))
-        other = CPU.empty((2, 4))
+        other = CPU.empty((2, 4), "uint8")
         other.copy_from(b)
         self.assertEqual(other.tobytes(), b"abcdefgh")
         b.fill(0)

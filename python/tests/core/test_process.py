@@ -129,6 +129,29 @@ print("ok", flush=True)
 """
 
 
+FORK_END = """
+import os, sys, time, warnings
+import leasehold
+warnings.simplefilter("ignore")
+stream = leasehold.Stream("cpu:0")
+for _ in range(3):
+    stream.host_call(time.sleep, 0.3)
+    time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        try:
+            stream.host_call(print, "in the child")
+        except leasehold.InvalidStateError:
+            sys.exit(7)
+    end = time.monotonic() + 20
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        assert time.monotonic() < end, "the child does not end"
+        time.sleep(0.01)
+    stream.synchronize()
+print("ok", flush=True)
+"""
+
+
 class Process(unittest.TestCase):
     def succeed(self, code: str) -> None:
         done = subprocess.run(
@@ -154,6 +177,10 @@ class Process(unittest.TestCase):
     @unittest.skipUnless(hasattr(os, "fork"), "no fork")
     def test_a_child_is_told_that_streams_stay_behind(self) -> None:
         self.succeed(FORK)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork")
+    def test_a_child_ends_while_a_function_runs_in_its_parent(self) -> None:
+        self.succeed(FORK_END)
 
     @unittest.skipUnless(hasattr(os, "fork"), "no fork")
     def test_a_child_uses_the_cpu(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -12,11 +13,13 @@ import pathlib
 import random
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import unittest
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import leasehold
@@ -361,6 +364,62 @@ class Runtime:
             go.set()
         stream.synchronize()
 
+    def interrupted(self, wait: Callable[[], object]) -> None:
+        """Checks that a signal ends a wait long before the wait is over."""
+
+        class Interrupted(Exception):
+            pass
+
+        def interrupt(*_: Any) -> None:
+            raise Interrupted
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        begin = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with self.assertRaises(Interrupted):
+                wait()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        self.assertLess(time.monotonic() - begin, 10.0)
+
+    def test_a_signal_ends_the_waits_of_buffers_events_and_devices(self) -> None:
+        x, other = self.floats(1.0, 16), self.floats(2.0, 16)
+        imported = leasehold.from_dlpack(self.floats(1.0, 16))
+        start, end = (leasehold.Event(self.device, timing=True) for _ in range(2))
+        stream = leasehold.Stream(self.device)
+        stream.record(start)
+        go = self.blocked(stream)
+        stream.fill(x, 3.0)
+        stream.record(end)
+        waits: dict[str, Callable[[], object]] = {
+            "tobytes": x.tobytes,
+            "synchronize": x.synchronize,
+            "fill": lambda: x.fill(4.0),
+            "copy_to": lambda: x.copy_to(bytearray(64)),
+            "copy_from": lambda: x.copy_from(bytes(64)),
+            "copy": lambda: other.copy_from(x),
+            "to": lambda: x.to("cpu:0"),
+            "device": self.device.synchronize,
+            "elapsed": lambda: end.elapsed_since(start),
+        }
+        if self.NAME == "cpu:0":
+            waits["memoryview"] = lambda: memoryview(x)
+            stream.fill(imported, 3.0)
+            waits["free"] = imported.free
+        else:
+            # The owner's stream is to wait for the work, which only the host can do.
+            waits["stream"] = lambda: stream.fill(imported, 3.0)
+        for name, wait in waits.items():
+            with self.subTest(name):
+                self.interrupted(wait)
+        self.assertFalse(imported.freed)
+        go.set()
+        stream.synchronize()
+        # What was given up was not done.
+        self.assertEqual((self.values(x), self.values(other)), ({3.0}, {2.0}))
+
     # ---- host calls
 
     def test_an_exception_fails_the_stream_and_no_other(self) -> None:
@@ -445,8 +504,10 @@ class Runtime:
         end.synchronize()
         self.assertEqual(ran, [1])
         self.assertGreaterEqual(end.elapsed_since(start), 0.0)
-        with self.assertRaises(leasehold.InvalidStateError):
+        with self.assertRaisesRegex(leasehold.InvalidStateError, r"Event\(device, timing=True\)"):
             end.elapsed_since(one.record())
+        with self.assertRaisesRegex(leasehold.InvalidStateError, r"Stream\.record"):
+            end.elapsed_since(leasehold.Event(self.device, timing=True))
         with self.assertRaises(leasehold.InvalidArgumentError):
             end.elapsed_since(5)
 
@@ -495,6 +556,113 @@ class Runtime:
         y.free()
         self.assertEqual(self.values(copy), {7.0})
         self.assertTrue(all(self.values(buffer) == {9.0} for buffer in z))
+
+    def test_the_memory_of_a_graph_comes_back_with_it(self) -> None:
+        allocator = leasehold.Allocator(self.device)
+        x = allocator.zeros(1 << 16)
+        with self.device.record() as stream:
+            stream.fill(x, 7)
+        graph = stream.graph
+        del stream
+        x.free()
+        with leasehold.Stream(self.device) as launches:
+            graph.launch(launches)
+        self.assertEqual(allocator.statistics()["allocated_bytes"], 1 << 16)
+        del graph
+        gc.collect()
+        self.assertEqual(allocator.statistics()["allocated_bytes"], 0)
+
+    def check_that_a_launch_writes_nothing_else(self, graph: leasehold.Graph, size: int) -> None:
+        """The buffers of the graph are gone: what is allocated now must not be their memory."""
+        gc.collect()
+        others = [self.device.zeros(size) for _ in range(64)]
+        with leasehold.Stream(self.device) as stream:
+            graph.launch(stream)
+        self.assertTrue(all(other.tobytes() == bytes(size) for other in others))
+
+    def test_a_thread_that_may_not_end_a_recording_takes_nothing_from_it(self) -> None:
+        size, interval = 1 << 16, sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        self.addCleanup(sys.setswitchinterval, interval)
+        for _ in range(25):
+            stop = threading.Event()
+
+            def intrude(stream: leasehold.Stream) -> None:
+                while not stop.is_set():
+                    with self.assertRaisesRegex(leasehold.InvalidStateError, "thread"):
+                        stream.__exit__(None, None, None)
+
+            with self.device.record() as stream:
+                intruder = threading.Thread(target=intrude, args=(stream,))
+                intruder.start()
+                for _ in range(40):
+                    x = self.device.zeros(size)
+                    stream.fill(x, 0x41)
+                    del x
+                stop.set()
+                intruder.join()
+            self.check_that_a_launch_writes_nothing_else(stream.graph, size)
+
+    def test_updates_at_once_leave_a_graph_what_it_uses(self) -> None:
+        size = 1 << 16
+        for _ in range(5):
+            a, b = self.device.zeros(size), self.device.zeros(size)
+            with self.device.record() as stream:
+                stream.fill(a, 0x42)
+            graph = stream.graph
+            end = time.monotonic() + 0.2
+
+            def swap(old: leasehold.Buffer, new: leasehold.Buffer) -> None:
+                while time.monotonic() < end:
+                    with contextlib.suppress(leasehold.InvalidArgumentError):
+                        graph.update(buffers=[(old, new)])
+
+            pairs = [(a, b), (b, a)] * 2
+            threads = [threading.Thread(target=swap, args=pair) for pair in pairs]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            del a, b, pairs, threads, thread
+            self.check_that_a_launch_writes_nothing_else(graph, size)
+
+    def test_elements_are_not_touched_where_work_on_them_is_recorded(self) -> None:
+        x, y, other = self.floats(1.0), self.floats(2.0), self.floats(3.0)
+        with self.device.record() as stream:
+            self.assertEqual(self.values(x), {1.0})
+            stream.copy(y, x)
+            for touch in (
+                y.tobytes,
+                lambda: y.fill(5.0),
+                lambda: y.copy_to(bytearray(y.nbytes)),
+                lambda: y.copy_from(bytes(y.nbytes)),
+                lambda: other.copy_from(y.view()),
+                lambda: y.to("cpu:0"),
+                y.download_async,
+                y.__dlpack__,
+                lambda: stream.upload(other, y),
+            ):
+                with self.assertRaisesRegex(leasehold.InvalidStateError, "records"):
+                    touch()
+            if self.NAME == "cpu:0":
+                with self.assertRaisesRegex(leasehold.InvalidStateError, "records"):
+                    memoryview(y)
+            # What is not recorded, other threads and other streams go on.
+            self.assertEqual(self.values(other), {3.0})
+            read: list[set[float]] = []
+            thread = threading.Thread(target=lambda: read.append(self.values(y)))
+            thread.start()
+            thread.join()
+            self.assertEqual(read, [{2.0}])
+        with leasehold.Stream(self.device) as launches:
+            self.assertEqual(self.values(y), {2.0})
+            stream.graph.launch(launches)
+        self.assertEqual(self.values(y), {1.0})
+        with self.assertRaises(ZeroDivisionError):
+            with self.device.record() as stream:
+                stream.copy(y, x)
+                1 / 0
+        self.assertEqual(self.values(y), {1.0})
 
     def test_host_calls_run_at_each_launch(self) -> None:
         ran: list[int] = []

@@ -102,12 +102,29 @@ class Texts(unittest.TestCase):
             (refused, "float32 or bfloat16", lambda: leasehold.Model(TINY, dtype="float16")),
             (refused, "path", lambda: leasehold.Model(5)),  # type: ignore[arg-type]
             (leasehold.UnavailableError, "config.json", lambda: leasehold.generate("no-such-model", "a")),
+            (leasehold.UnavailableError, "nothing is downloaded", lambda: leasehold.Model("meta-llama/Llama-3.2-1B")),
+            (refused, "list of texts", lambda: leasehold.generate(self.model, ["a"], stop=5)),  # type: ignore[call-overload]
+            (refused, "not a text", lambda: self.model.decode("12")),  # type: ignore[arg-type]
             (TypeError, "no option", lambda: leasehold.stream_text(self.model, "a", token=1)),
             # At once, not with the first piece.
             (refused, "top_p", lambda: leasehold.stream_text(self.model, "a", top_p=2.0)),
         ]:
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 call()
+
+    def test_a_length_that_lies(self) -> None:
+        class Lies(list):  # type: ignore[type-arg]
+            def __len__(self) -> int:
+                return 1 << 60
+
+        ids = self.model.encode(PROMPT)
+        self.assertEqual(self.model.decode(Lies(ids)), PROMPT)
+        self.assertEqual(self.model.decode(iter(ids)), PROMPT)  # type: ignore[arg-type]
+        want = leasehold.generate(self.model, [PROMPT], tokens=4)
+        self.assertEqual(leasehold.generate(self.model, Lies([PROMPT]), tokens=4), want)
+        self.assertEqual(leasehold.generate(self.model, [PROMPT], tokens=4, stop=Lies(["§"])), want)
+        with self.assertRaisesRegex(leasehold.InvalidArgumentError, "more than .* tokens"):
+            self.model.decode(range(1 << 40))
 
     def test_directories_that_are_no_models(self) -> None:
         with tempfile.TemporaryDirectory() as name:
@@ -237,6 +254,8 @@ class Operators(unittest.TestCase):
         ):
             with self.assertRaises(leasehold.InvalidArgumentError):
                 call()
+        with self.assertRaisesRegex(TypeError, "Device.empty"):
+            ops.cast(s, x, "float16")  # type: ignore[arg-type]
         self.close(ops.add(s, x, x), [[2.0, 4.0], [6.0, 8.0]])
 
 
