@@ -41,6 +41,7 @@ mod fields;
 mod files;
 mod generate;
 mod generation_config;
+mod guess;
 mod model;
 mod network;
 mod parallel;
