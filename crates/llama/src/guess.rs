@@ -109,7 +109,8 @@ pub(crate) fn missing(dir: &Path, telling: &Telling) -> String {
         let mut begin = Vec::new();
         let file = leasehold_input::open(dir).ok();
         let read = file.and_then(|file| file.take(LOOKED).read_to_end(&mut begin).ok());
-        let kind = read.and_then(|_| seems(&begin)).map_or(String::new(), |kind| format!("; {kind}"));
+        let kind =
+            read.and_then(|_| seems(&begin)).map_or(String::new(), |kind| format!("; {kind}"));
         return format!("; a directory is expected, and {} is a file{kind}", dir.display());
     }
     let Ok(entries) = dir.read_dir() else { return absent(dir) };

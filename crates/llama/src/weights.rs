@@ -613,8 +613,7 @@ impl Header {
     /// shape.
     fn read(source: &Source) -> Result<Self> {
         let bytes = source.bytes();
-        let (metadata, data_start) =
-            Self::parse(source.name(), &mut &*bytes, bytes.len() as u64)?;
+        let (metadata, data_start) = Self::parse(source.name(), &mut &*bytes, bytes.len() as u64)?;
         let names = metadata.offset_keys();
         Ok(Self { source: source.clone(), metadata, names, data_start })
     }
@@ -642,9 +641,8 @@ impl Header {
                 None | Some(b'{') => None,
                 Some(_) => guess::seems(&bytes),
             };
-            Err(kind.map_or(why, |kind| {
-                Error::invalid(format!("{name}: no safetensors file: {kind}"))
-            }))
+            Err(kind
+                .map_or(why, |kind| Error::invalid(format!("{name}: no safetensors file: {kind}"))))
         })
     }
 
