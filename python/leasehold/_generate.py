@@ -91,9 +91,13 @@ def generate(
     min_p
         Leaves the candidates with this part of the largest probability.
     seed
-        Of the random numbers.
+        Of the random numbers. Each text of a list has a seed of its own, made from this one and its
+        number. So one prompt several times gives several texts. The first is that of the seed
+        alone, and the same arguments give the same texts.
     defaults
-        Chooses tokens as the model's `generation_config.json` says; what is given precedes it.
+        Chooses tokens as the model's `generation_config.json` says: sampling, `repetition_penalty`,
+        `suppress_tokens` and `begin_suppress_tokens`. What is given precedes it. Other settings
+        that would change the text are refused.
     stop_at_eos
         Ends a text at the model's end tokens.
     stop

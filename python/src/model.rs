@@ -12,7 +12,7 @@ use leasehold::{Error, Result};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_llama::{
     Batch, Config, DType, GenerationConfig, Mode, Model, Request, Sampling, SequenceId,
-    StopStrings, TextStream, Tokenizer, Weights,
+    StopStrings, TextStream, TokenRules, Tokenizer, Weights,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -68,9 +68,9 @@ impl Loaded {
     }
 
     /// The choice of tokens that the model's makers say.
-    fn defaults(&self) -> Result<Sampling> {
+    fn defaults(&self) -> Result<(Sampling, TokenRules)> {
         match &self.generation {
-            Some(generation) => generation.sampling(),
+            Some(generation) => Ok((generation.sampling()?, generation.rules()?)),
             None => Err(Error::invalid(format!(
                 "defaults: {} has no generation_config.json; leave defaults out, and give \
                  temperature and its like",
@@ -116,6 +116,7 @@ struct Run {
     pieces: VecDeque<(usize, String)>,
     tokens: usize,
     sampling: Sampling,
+    rules: TokenRules,
     ends: Vec<u32>,
     stop: Vec<String>,
 }
@@ -133,7 +134,9 @@ impl Run {
             {
                 let (_, text) = self.loaded.tokenizer.stream_after(&ids)?;
                 let stops = StopStrings::new(&self.stop)?;
-                let id = self.batch.add(&ids, self.sampling)?;
+                // One seed for all, and a text of its own for each.
+                let sampling = self.sampling.of_sequence(prompt as u64);
+                let id = self.batch.add_with_rules(&ids, sampling, &self.rules)?;
                 self.live.insert(id, Live { prompt, text, stops, left: self.tokens });
             }
             if self.live.is_empty() {
@@ -298,7 +301,7 @@ impl ModelObject {
         let loaded = Arc::clone(&self.0);
         let begin = || {
             loaded.device.check_process()?;
-            let base = if defaults { loaded.defaults()? } else { Sampling::default() };
+            let (base, rules) = if defaults { loaded.defaults()? } else { Default::default() };
             let sampling = Sampling {
                 temperature: temperature.unwrap_or(base.temperature),
                 top_k: top_k.unwrap_or(base.top_k),
@@ -337,8 +340,18 @@ impl ModelObject {
             let batch = Batch::preallocated(&loaded.model, slots, positions, mode)?;
             let ends = if at_eos { loaded.end_tokens().to_vec() } else { Vec::new() };
             let (live, pieces) = (BTreeMap::new(), VecDeque::new());
-            let run = Run { loaded, batch, waiting, live, pieces, tokens, sampling, ends, stop };
-            Ok(Some(Own::new(run)))
+            Ok(Some(Own::new(Run {
+                loaded,
+                batch,
+                waiting,
+                live,
+                pieces,
+                tokens,
+                sampling,
+                rules,
+                ends,
+                stop,
+            })))
         };
         py.detach(begin).map(|run| Pieces(Mutex::new(run))).map_err(raise)
     }

@@ -1,6 +1,6 @@
 //! Failures of the command: a message of one line, and an exit status.
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use leasehold_input::shown_within;
 use std::fmt::Write;
 use std::io;
@@ -71,6 +71,28 @@ impl Failure {
         // A closed standard error leaves only the status.
         let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("leasehold: {line}\n"));
         ExitCode::from(if self.usage { 2 } else { 1 })
+    }
+}
+
+/// Suggests the option that has the letters of an unknown one in another order. The parser finds
+/// another one as similar, such as `--mode` for `--modle`.
+pub(crate) fn suggest(error: &mut clap::Error, command: &clap::Command) {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
+    let letters = |option: &str| {
+        let mut letters: Vec<char> = option.chars().collect();
+        letters.sort_unstable();
+        letters
+    };
+    let given = letters(given.trim_start_matches('-'));
+    let mut commands = vec![command];
+    while let Some(command) = commands.pop() {
+        let mut options = command.get_arguments().filter_map(|argument| argument.get_long());
+        if let Some(option) = options.find(|option| letters(option) == given) {
+            let suggested = ContextValue::String(format!("--{option}"));
+            error.insert(ContextKind::SuggestedArg, suggested);
+            return;
+        }
+        commands.extend(command.get_subcommands());
     }
 }
 

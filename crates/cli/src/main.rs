@@ -75,7 +75,10 @@ fn main() -> ExitCode {
             let _ = e.print();
             return ExitCode::from(2);
         }
-        Err(e) => return Failure::usage(&e).report(),
+        Err(mut e) => {
+            failure::suggest(&mut e, &Arguments::command());
+            return Failure::usage(&e).report();
+        }
     };
     let result = match arguments.command {
         Command::Devices(a) => commands::devices::run(&a),

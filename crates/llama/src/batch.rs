@@ -12,7 +12,8 @@ use crate::caches::{CacheBytes, Growth};
 use crate::count::{self, OperatorCount};
 use crate::generate::Mode;
 use crate::model::Model;
-use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
+use crate::network::{Draws, Lanes, NO_TOKEN, Network, Scratch, Task, no_number, operations};
+use crate::rules::TokenRules;
 use leasehold::backend::sync::Arc;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
@@ -25,8 +26,6 @@ mod prompts;
 
 /// The position of a slot without a sequence, which a step leaves as it is.
 const IDLE: Pattern = Pattern::U32(1 << 31);
-/// The token of a slot without a sequence.
-const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
 
 /// The name of a sequence of one [`Batch`]. No other sequence of the process has it, and no other
 /// batch takes it.
@@ -69,6 +68,7 @@ enum Stage {
 struct Sequence {
     id: SequenceId,
     sampling: ops::SamplingRecord,
+    rules: Arc<TokenRules>,
     stage: Stage,
     prompt: Arc<[u32]>,
     /// The tokens of the pieces of its prompt; `None` if they have changed meanwhile.
@@ -331,7 +331,9 @@ impl Batch {
 
     /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
     /// compute the prompt, and one of them returns the first new token. A recorded step serves
-    /// every sampling. Takes memory for the prompt's keys and values, and may block on the driver
+    /// every sampling. Sequences of one prompt and one seed draw the same tokens:
+    /// [`Sampling::of_sequence`](ops::Sampling::of_sequence) gives each a seed of its own. Takes
+    /// memory for the prompt's keys and values, and may block on the driver
     /// for it. A [beginning](Self#memory) that another sequence has is neither stored nor computed
     /// again.
     ///
@@ -340,6 +342,21 @@ impl Batch {
     /// fit, an id outside the vocabulary, or a sampling beyond its limits; `OutOfMemory` or
     /// `OverBudget` without memory for the prompt; the stream's cause. The batch stays as it was.
     pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<SequenceId> {
+        self.add_with_rules(prompt, how, &TokenRules::default())
+    }
+
+    /// As [`add`](Self::add), by rules that keep tokens back. The first sequence with a rule takes
+    /// memory for two bits for each token of the vocabulary and each slot, and the step is recorded
+    /// again, once.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add); `InvalidArgument` for a penalty beyond its limits.
+    pub fn add_with_rules(
+        &mut self,
+        prompt: &[u32],
+        how: ops::Sampling,
+        rules: &TokenRules,
+    ) -> Result<SequenceId> {
         if self.slots.iter().all(|slot| slot.sequence.is_some()) {
             return Err(Error::invalid(format!(
                 "all {} slots of the batch are in use; remove a sequence first",
@@ -349,15 +366,22 @@ impl Batch {
         self.network.check_prompt(prompt.len())?;
         self.network.model.config().check_ids(prompt)?;
         let sampling = how.record()?;
-        let prompt: Arc<[u32]> = prompt.into();
+        if !rules.is_nothing()? {
+            let model = self.network.model.clone();
+            self.prompts.draws.use_rules(&model, None)?;
+            if self.draws.use_rules(&model, Some(&mut self.step))? {
+                self.graph = None;
+            }
+        }
+        let (prompt, rules): (Arc<[u32]>, _) = (prompt.into(), Arc::new(rules.clone()));
         let piece = self.piece(prompt.len());
         let (at, done) = self.take_place(&prompt, piece)?;
         let id = self.next;
         self.next.number += 1;
-        self.prompts.push(at, prompt.clone(), sampling, done);
+        self.prompts.push(at, prompt.clone(), (sampling, rules.clone()), done);
         let (stage, filled) = (Stage::Prompt, prompt.len());
         let piece = Some(piece);
-        let sequence = Sequence { id, sampling, stage, prompt, piece, filled, tokens: 0 };
+        let sequence = Sequence { id, sampling, rules, stage, prompt, piece, filled, tokens: 0 };
         self.slots[at].sequence = Some(sequence);
         Ok(id)
     }
@@ -545,13 +569,20 @@ impl Batch {
     /// Gives the sequences with a first token to the steps.
     fn begin_decoding(&mut self) -> Result<()> {
         for at in 0..self.slots.len() {
-            let Some(Sequence { sampling, stage: Stage::First(token), filled, .. }) =
-                self.slots[at].sequence
+            let Some(Sequence {
+                sampling,
+                ref rules,
+                stage: Stage::First(token),
+                ref prompt,
+                filled,
+                ..
+            }) = self.slots[at].sequence
             else {
                 continue;
             };
             let (stream, draw) = (self.runtime().stream(), &self.draws.each[at]);
             stream.upload(draw.sampling.view(), &[sampling])?;
+            draw.set_rules(stream, rules, prompt, false)?;
             stream.fill(draw.state.token.view(), Pattern::U32(token))?;
             stream.fill(draw.state.position.view(), Pattern::U32(filled as u32))?;
             if let Some(sequence) = &mut self.slots[at].sequence {

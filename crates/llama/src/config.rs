@@ -16,8 +16,9 @@ use leasehold_core::{Error, Result};
 use serde_json::{Map, Value};
 
 use crate::fields::{Fields, brief, object};
-use crate::{DType, files};
+use crate::{DType, files, guess};
 
+const NAME: &str = "config.json";
 /// The maximum plausible dimension. Accepted sizes fit in 32 bits, products of two in 64.
 const MAX_DIM: u64 = 1 << 24;
 /// The maximum plausible number of layers.
@@ -293,7 +294,8 @@ impl Config {
     /// weights. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
         files::refuse_quantised(dir)?;
-        Self::from_file(&dir.join("config.json"))
+        let bytes = files::read_in(dir, NAME, MAX_BYTES, guess::NO_CONFIG)?;
+        Self::from_slice(&bytes, &dir.join(NAME).display().to_string())
     }
 
     /// Reads a `config.json` of any name. As [`from_dir`](Self::from_dir).

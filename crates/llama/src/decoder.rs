@@ -6,6 +6,7 @@
 use crate::count::{self, OperatorCount};
 use crate::model::Model;
 use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
+use crate::rules::TokenRules;
 use leasehold::{Array, Error, Graph, Result, Stream, Timepoint, View};
 use leasehold_operators::{Checks, DType, ops};
 
@@ -20,6 +21,7 @@ pub struct Decoder {
     drawn: usize,
     ring: usize,
     checks: bool,
+    rules: Option<TokenRules>,
 }
 
 impl Decoder {
@@ -53,7 +55,30 @@ impl Decoder {
         model.runtime().stream().upload(draws.all.sampling.view(), &[record])?;
         let lanes = Lanes::new(model, network.heads, &draws, false)?;
         let step = network.step(&Scratch::new(model, 1)?, &lanes, &draws)?;
-        Ok(Self { network, lanes, draws, step, filled: 0, drawn: 0, ring, checks: false })
+        Ok(Self {
+            network,
+            lanes,
+            draws,
+            step,
+            filled: 0,
+            drawn: 0,
+            ring,
+            checks: false,
+            rules: None,
+        })
+    }
+
+    /// Draws tokens by these rules, from the next prompt on. A graph has rules if it is recorded
+    /// later. Takes memory for two bits for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a penalty beyond its limits; `OutOfMemory`.
+    pub fn set_rules(&mut self, rules: &TokenRules) -> Result<()> {
+        if !rules.is_nothing()? || self.rules.is_some() {
+            self.draws.use_rules(&self.network.model, Some(&mut self.step))?;
+            self.rules = Some(rules.clone());
+        }
+        Ok(())
     }
 
     /// From now on, a prompt and each step check on the device that their logits are finite
@@ -87,10 +112,15 @@ impl Decoder {
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
         let model = self.network.model.clone();
         let _present = model.present()?;
-        let lane = &self.lanes.each[0];
+        let (lane, stream) = (&self.lanes.each[0], model.runtime().stream());
+        if let Some(rules) = &self.rules {
+            self.draws.each[0].set_rules(stream, rules, prompt, true)?;
+        }
         let mut point = self.network.prefill(lane, &self.draws.all, prompt)?;
+        if let Some(rules) = self.rules.as_ref().filter(|r| !r.begin_suppress_tokens.is_empty()) {
+            self.draws.each[0].set_rules(stream, rules, prompt, false)?;
+        }
         if self.checks {
-            let stream = model.runtime().stream();
             self.check_on(stream)?;
             point = stream.now();
         }

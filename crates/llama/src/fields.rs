@@ -3,6 +3,7 @@
 //! Python's `json` writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have. They are
 //! read as texts. So a key that is used and should be a number refuses them by name.
 
+use crate::guess::seems_no_json;
 use leasehold_core::{Error, Result};
 use leasehold_input::shown;
 use serde_json::{Map, Value};
@@ -10,7 +11,8 @@ use serde_json::{Map, Value};
 /// The object in the text of a file; `origin` names the file in messages.
 pub(crate) fn object(json: &[u8], origin: &str) -> Result<Map<String, Value>> {
     let value = serde_json::from_slice(&quoted_words(json)).map_err(|e| {
-        Error::invalid(format!("{origin}: no valid JSON: {}", shown(&e.to_string())))
+        let why = seems_no_json(json).unwrap_or_else(|| shown(&e.to_string()).to_string());
+        Error::invalid(format!("{origin}: no valid JSON: {why}"))
     })?;
     match value {
         Value::Object(map) => Ok(map),

@@ -1,5 +1,6 @@
 //! Files of a model directory: `leasehold_input`'s functions with this project's errors.
 
+use crate::guess;
 use leasehold_core::{Error, Result};
 use leasehold_input::{Cause, Refusal, shown};
 use std::fs::File;
@@ -21,6 +22,21 @@ pub(crate) fn open(path: &Path) -> Result<File> {
 /// The bytes of a regular file of at most `limit` bytes.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
     leasehold_input::read(path, limit).map_err(|e| error(&e))
+}
+
+/// As [`read`], for a file of a model directory. Its neighbours tell why it may be missing.
+pub(crate) fn read_in(
+    dir: &Path,
+    name: &str,
+    limit: u64,
+    telling: &guess::Telling,
+) -> Result<Vec<u8>> {
+    read(&dir.join(name), limit).map_err(|e| match e {
+        Error::NotFound(why) => {
+            Error::NotFound(format!("{why}{}", guess::missing(dir, telling)).into())
+        }
+        other => other,
+    })
 }
 
 /// Files that makers of quantised weights leave beside them: AutoGPTQ, AutoAWQ, ModelOpt, quanto,
@@ -47,12 +63,7 @@ pub(crate) fn refuse_quantised(dir: &Path) -> Result<()> {
     let mut names: Vec<String> =
         entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    let ends = |end: &'static str| move |name: &&String| name.to_lowercase().ends_with(end);
-    let ggml = match names.iter().any(|name| ends(".safetensors")(&name)) {
-        true => None,
-        false => names.iter().find(ends(".gguf")),
-    };
-    match names.iter().find(|name| QUANTISED.contains(&name.as_str())).or(ggml) {
+    match names.iter().find(|name| QUANTISED.contains(&name.as_str())) {
         Some(name) => Err(quantised(&dir.join(shown(name).to_string()).display().to_string())),
         None => Ok(()),
     }

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::model::Model;
+use crate::rules::TokenRules;
 use crate::weights::Weights;
 use leasehold::Result;
 use leasehold_operators::DType;
@@ -198,8 +199,23 @@ pub fn generate(
     request: &Request<'_>,
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<Generation> {
+    generate_with_rules(model, request, &TokenRules::default(), on_token)
+}
+
+/// As [`generate()`], by rules that keep tokens back. The last logits are those that the rules have
+/// changed.
+///
+/// # Errors
+/// As [`generate()`], and as [`Decoder::set_rules`].
+pub fn generate_with_rules(
+    model: &Model,
+    request: &Request<'_>,
+    rules: &TokenRules,
+    on_token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<Generation> {
     let positions = request.check(model.config())?;
     let mut decoder = Decoder::new(model, positions, request.tokens, request.sampling)?;
+    decoder.set_rules(rules)?;
     if request.check {
         decoder.check();
     }

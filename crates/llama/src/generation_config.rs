@@ -6,23 +6,85 @@ use leasehold_core::{Error, Result};
 use leasehold_operators::ops::Sampling;
 use serde_json::{Map, Value};
 
-use crate::fields::{Fields, object};
-use crate::files;
+use crate::fields::{Fields, brief, object};
+use crate::{TokenRules, files};
 
 /// The maximum size of the file in bytes; real files have a few hundred.
 const MAX_BYTES: u64 = 16 << 20;
 /// transformers' number of candidates if the file has none.
 const DEFAULT_TOP_K: u32 = 50;
-/// Settings that change the choice of tokens and are not computed here, with the value that changes
-/// nothing. The first ones count for greedy choices too.
-const ALWAYS: [(&str, f64); 4] = [
-    ("repetition_penalty", 1.0),
+/// Settings that change no token of a text: ids that another key uses, lengths (which the caller
+/// says), caches, what is returned beside the text, how drafts are made, and settings of beams.
+const NOTHING: [&str; 38] = [
+    "transformers_version",
+    "bos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "max_length",
+    "max_new_tokens",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "return_legacy_cache",
+    "prefill_chunk_size",
+    "return_dict_in_generate",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "renormalize_logits",
+    "remove_invalid_values",
+    "low_memory",
+    "disable_compile",
+    "compile_config",
+    "is_assistant",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+    "early_stopping",
+    "length_penalty",
+    "num_beam_groups",
+    "diversity_penalty",
+    "chat_format",
+    "max_window_size",
+    "trust_remote_code",
+    "torch_dtype",
+];
+/// Settings that are computed: [`GenerationConfig::eos_token_ids`], [`GenerationConfig::sampling`],
+/// [`GenerationConfig::rules`].
+const COMPUTED: [&str; 9] = [
+    "eos_token_id",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+];
+/// Settings that are not computed, with the value that changes nothing. All other settings but
+/// these and those above are refused.
+const NEUTRAL: [(&str, f64); 10] = [
     ("encoder_repetition_penalty", 1.0),
     ("no_repeat_ngram_size", 0.0),
+    ("encoder_no_repeat_ngram_size", 0.0),
     ("num_beams", 1.0),
+    ("num_return_sequences", 1.0),
+    ("min_length", 0.0),
+    ("min_new_tokens", 0.0),
+    ("guidance_scale", 1.0),
+    ("penalty_alpha", 0.0),
+    ("token_healing", 0.0),
 ];
-const SAMPLED: [(&str, f64); 3] =
-    [("typical_p", 1.0), ("epsilon_cutoff", 0.0), ("eta_cutoff", 0.0)];
+/// The same, of which greedy choices take no notice.
+const SAMPLED: [(&str, f64); 4] =
+    [("typical_p", 1.0), ("epsilon_cutoff", 0.0), ("eta_cutoff", 0.0), ("top_h", 1.0)];
 
 /// The settings of a model's `generation_config.json`.
 ///
@@ -79,16 +141,31 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// `InvalidArgument` for a key that is no number or out of range. `Unsupported` for a setting
-    /// that the sampler does not have, by name.
+    /// that is not computed here and may change the text, by name. That is each one that this
+    /// version does not know, unless it is `null` or an empty list.
     pub fn sampling(&self) -> Result<Sampling> {
-        let fields = Fields { map: &self.map, origin: &self.origin, prefix: "" };
+        let fields = self.fields();
         let sampled = fields.flag("do_sample")?;
-        let counted = ALWAYS.iter().chain(SAMPLED.iter().filter(|_| sampled));
-        for &(key, nothing) in counted {
-            if let Some(value) = fields.optional_number(key)?
-                && value != nothing
-            {
-                return Err(fields.unsupported(key, value, &nothing.to_string()));
+        for key in self.map.keys() {
+            let off = |value: &&Value| {
+                !matches!(value, Value::Array(list) if list.is_empty())
+                    && !matches!(value, Value::Object(map) if map.is_empty())
+            };
+            let known = NOTHING.iter().chain(&COMPUTED).any(|known| known == key);
+            let Some(value) = fields.get(key).filter(off) else { continue };
+            let ignored = !sampled && SAMPLED.iter().any(|(name, _)| name == key);
+            // Names of this form are notes about the file.
+            if known || ignored || key.starts_with('_') {
+                continue;
+            }
+            let neutral = NEUTRAL.iter().chain(&SAMPLED).find(|(name, _)| name == key);
+            let number = value.as_f64().or(value.as_bool().map(|flag| f64::from(u8::from(flag))));
+            match (neutral, number) {
+                (Some((_, nothing)), Some(number)) if number == *nothing => {}
+                (Some((_, nothing)), _) => {
+                    return Err(fields.unsupported(key, brief(value), &nothing.to_string()));
+                }
+                (None, _) => return Err(fields.unsupported(key, brief(value), "no such setting")),
             }
         }
         if !sampled {
@@ -113,6 +190,27 @@ impl GenerationConfig {
             }
             record => record.map(|_| sampling),
         }
+    }
+}
+
+impl GenerationConfig {
+    fn fields(&self) -> Fields<'_> {
+        Fields { map: &self.map, origin: &self.origin, prefix: "" }
+    }
+
+    /// The rules that keep tokens back; without a rule for absent keys. They count for greedy
+    /// choices too.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a penalty that is not above zero, and for tokens that are no ids.
+    pub fn rules(&self) -> Result<TokenRules> {
+        let fields = self.fields();
+        Ok(TokenRules {
+            repetition_penalty: fields.optional_positive("repetition_penalty")?.unwrap_or(1.0)
+                as f32,
+            suppress_tokens: fields.ids("suppress_tokens")?,
+            begin_suppress_tokens: fields.ids("begin_suppress_tokens")?,
+        })
     }
 }
 
@@ -172,10 +270,50 @@ mod tests {
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature: 0 is not above zero"),
             (r#"{"do_sample": true, "top_k": -1}"#, "top_k: -1 is not between"),
             (r#"{"do_sample": 1}"#, "do_sample: true or false"),
-            (r#"{"repetition_penalty": 1.1}"#, "repetition_penalty: 1.1; supported: 1"),
+            (r#"{"num_beams": 4}"#, "num_beams: 4; supported: 1"),
+            (r#"{"token_healing": true}"#, "token_healing: true; supported: 0"),
+            (r#"{"bad_words_ids": [[12]]}"#, "bad_words_ids: [[12]]; supported: no such setting"),
+            (r#"{"sequence_bias": {"a": 1}}"#, "sequence_bias: an object; supported"),
+            (r#"{"forced_eos_token_id": 2}"#, "forced_eos_token_id: 2; supported"),
+            (r#"{"a_new_setting": 0}"#, "a_new_setting: 0; supported"),
+            (r#"{"repetition_penalty": 0}"#, "repetition_penalty: 0 is not above zero"),
+            (r#"{"suppress_tokens": [-1]}"#, "suppress_tokens: a token id or a list of them"),
+            (r#"{"begin_suppress_tokens": "a"}"#, "begin_suppress_tokens: a token id"),
         ] {
-            let error = read(json).unwrap().sampling().unwrap_err().to_string();
+            let read = read(json).unwrap();
+            let error = read.sampling().err().or(read.rules().err()).unwrap().to_string();
             assert!(error.contains("generation_config.json: ") && error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn settings_that_change_nothing_are_no_errors() {
+        let config = read(
+            r#"{"_from_model_config": true, "transformers_version": "5.2.0", "max_new_tokens": 9,
+                "bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [2], "use_cache": false,
+                "num_beams": 1, "num_return_sequences": 1.0, "no_repeat_ngram_size": 0,
+                "token_healing": false, "bad_words_ids": null, "sequence_bias": {},
+                "forced_decoder_ids": [], "typical_p": 0.4, "output_scores": true}"#,
+        );
+        assert_eq!(config.as_ref().unwrap().sampling().unwrap(), Sampling::default());
+        assert_eq!(config.unwrap().rules().unwrap(), TokenRules::default());
+    }
+
+    #[test]
+    fn rules_are_read_with_and_without_do_sample() {
+        for sampled in ["true", "false"] {
+            let json = format!(
+                r#"{{"do_sample": {sampled}, "repetition_penalty": 1.05, "suppress_tokens": [7],
+                     "begin_suppress_tokens": [220, 50256]}}"#
+            );
+            let config = read(&json).unwrap();
+            config.sampling().unwrap();
+            let wanted = TokenRules {
+                repetition_penalty: 1.05,
+                suppress_tokens: vec![7],
+                begin_suppress_tokens: vec![220, 50256],
+            };
+            assert_eq!(config.rules().unwrap(), wanted);
         }
     }
 

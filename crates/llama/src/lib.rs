@@ -4,7 +4,8 @@
 //! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps or
 //! reads its safetensors and checks them against the config, [`Tokenizer`] reads its
 //! `tokenizer.json`. All three can also be made from bytes that are part of the program.
-//! [`GenerationConfig`] reads the tokens that end a text, and the sampling.
+//! [`GenerationConfig`] reads the tokens that end a text, the sampling, and
+//! [`TokenRules`].
 //!
 //! - Rotary scaling: default, linear, dynamic, yarn, longrope and llama3. Other types and a
 //!   `partial_rotary_factor` are refused by name.
@@ -41,10 +42,12 @@ mod fields;
 mod files;
 mod generate;
 mod generation_config;
+mod guess;
 mod model;
 mod network;
 mod parallel;
 mod random;
+mod rules;
 mod stop;
 mod tokenizer;
 mod weights;
@@ -55,12 +58,14 @@ pub use config::{Config, Rope, RopeScaling};
 pub use count::OperatorCount;
 pub use decoder::Decoder;
 pub use generate::{
-    Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, traffic,
+    Footprint, Generation, Mode, Request, Traffic, footprint, generate, generate_with_rules,
+    operations, traffic,
 };
 pub use generation_config::GenerationConfig;
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
 pub use parallel::Part;
+pub use rules::TokenRules;
 pub use stop::StopStrings;
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Source, Tensor, TensorSpec, Weights};

@@ -7,6 +7,7 @@ use crate::caches::{Growth, caches, zeroed};
 use crate::count::{self, OperatorCount};
 use crate::model::{Dense, Layer, Model};
 use crate::parallel::{Exchange, Operation};
+use crate::rules::TokenRules;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Buffer, Error, HostKind, Lease, Name, Result, Runtime, Stream, Timepoint, View};
@@ -22,6 +23,9 @@ const VENDOR_CHUNK: usize = 2048;
 const LONE_CHUNK: usize = 4096;
 /// The most memory of the activations of [`LONE_CHUNK`] rows.
 const LONE_BYTES: usize = 256 << 20;
+
+/// The token of a row without one.
+pub(crate) const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
 
 /// The log-probability of a token, and those of the largest logits with their tokens.
 pub(crate) type Logarithms = (f32, Vec<(u32, f32)>);
@@ -278,6 +282,8 @@ pub(crate) struct Draw {
     pub(crate) state: ops::Loop,
     /// A ring of [`ops::LogProbabilities`], as large as that of tokens.
     log_probabilities: Option<BufferPart>,
+    /// What changes the logits beforehand, if anything does.
+    penalties: Option<ops::Penalties>,
 }
 
 impl Draw {
@@ -296,8 +302,37 @@ impl Draw {
                 count: share(count)?,
             },
             log_probabilities: self.log_probabilities.as_ref().map(share).transpose()?,
+            penalties: self.penalties.as_ref().map(|all| part_of(all, at, of)).transpose()?,
         })
     }
+
+    /// Gives a row its rules, for the `first` token after a prompt or for the later ones. Changes
+    /// nothing unless the draws [have rules](Draws::use_rules). Does not wait.
+    pub(crate) fn set_rules(
+        &self,
+        stream: &Stream,
+        rules: &TokenRules,
+        prompt: &[u32],
+        first: bool,
+    ) -> Result<()> {
+        let Some(ops::Penalties { factor, seen, banned }) = &self.penalties else { return Ok(()) };
+        let vocabulary = self.logits.cols();
+        stream.upload(factor.view(), &[rules.repetition_penalty])?;
+        stream.upload(seen.view(), &rules.seen(prompt, vocabulary))?;
+        stream.upload(banned.view(), &rules.banned(first, vocabulary))?;
+        if first {
+            // The prompt has all tokens that were seen.
+            stream.fill(self.state.token.view(), NO_TOKEN)?;
+        }
+        Ok(())
+    }
+}
+
+/// The penalties of row `at` of `of` rows.
+fn part_of(all: &ops::Penalties, at: usize, of: usize) -> Result<ops::Penalties> {
+    let share = |part| share(part, at, of);
+    let ops::Penalties { factor, seen, banned } = all;
+    Ok(ops::Penalties { factor: share(factor)?, seen: share(seen)?, banned: share(banned)? })
 }
 
 /// The ends of the loops of sequences.
@@ -353,10 +388,38 @@ impl Draws {
             }
             false => None,
         };
-        let all = Draw { logits, part, sampling, state, log_probabilities };
+        let all = Draw { logits, part, sampling, state, log_probabilities, penalties: None };
         let each =
             (0..rows as usize).map(|at| all.one(at, rows as usize)).collect::<Result<_>>()?;
         Ok(Self { all, each, born: runtime.stream().now() })
+    }
+
+    /// Takes memory for the rules of all rows, without a rule yet. `step` has the operators of a
+    /// step of all rows; it gets one more. Returns whether this is new.
+    pub(crate) fn use_rules(
+        &mut self,
+        model: &Model,
+        step: Option<&mut Vec<Task>>,
+    ) -> Result<bool> {
+        if self.all.penalties.is_some() {
+            return Ok(false);
+        }
+        let (runtime, rows) = (model.runtime(), self.each.len());
+        let _named = Name::new("sequence").scope();
+        let words = 4 * rows as u64;
+        let set = || zeroed(runtime, words * u64::from(self.all.logits.cols().div_ceil(32)));
+        let all = ops::Penalties { factor: zeroed(runtime, words)?, seen: set()?, banned: set()? };
+        if let Some(step) = step {
+            let Draw { logits, state, .. } = &self.all;
+            let operator = ops::penalise(&model.parts.library, logits, state, &all)?;
+            // The last one draws the tokens.
+            step.insert(step.len().saturating_sub(1), operator.into());
+        }
+        for (at, draw) in self.each.iter_mut().enumerate() {
+            draw.penalties = Some(part_of(&all, at, rows)?);
+        }
+        self.all.penalties = Some(all);
+        Ok(true)
     }
 
     /// New token `index` of a row, which the step of `point` drew. `None` if no logit is a number.
@@ -606,7 +669,7 @@ impl Network {
     fn finish(&self, h: &Tensor, normed: Option<&Tensor>, draw: &Draw, to: Sink<'_>) -> Result<()> {
         let (library, model) = (&*self.model.parts.library, &self.model);
         let eps = model.config().rms_norm_eps;
-        let Draw { logits, part, sampling, state, log_probabilities } = draw;
+        let Draw { logits, part, sampling, state, log_probabilities, penalties } = draw;
         let y = part.as_ref().unwrap_or(logits);
         let head = ops::Projection { weight: &model.parts.head, bias: None, y };
         let operator = if let Some(normed) = normed {
@@ -619,6 +682,9 @@ impl Network {
         to(Task::product(operator, h.rows(), [&model.parts.head]))?;
         if let (Some(part), Some(comm)) = (part, &model.parts.comm) {
             to(Exchange::rows(comm, "lm_head", part, logits)?.into())?;
+        }
+        if let Some(penalties) = penalties {
+            to(ops::penalise(library, logits, state, penalties)?.into())?;
         }
         let logs = log_probabilities.as_ref();
         to(ops::next_token(library, logits, sampling, state, logs)?.into())?;

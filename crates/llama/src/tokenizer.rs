@@ -11,10 +11,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::{Arc, Once};
 
-use crate::files;
+use crate::{files, guess};
 use leasehold_core::{Error, Result};
 use leasehold_input::shown_within;
 
+const NAME: &str = "tokenizer.json";
 /// A decoder's replacement for bytes that are not UTF-8, or not complete yet.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 /// A character has at most four bytes, so at most three bytes can be pending.
@@ -94,9 +95,8 @@ impl Tokenizer {
     /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is
     /// not regular or has more than 256 MiB. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join("tokenizer.json");
-        let bytes = files::read(&path, MAX_BYTES)?;
-        Self::from_slice(&bytes, &path.display().to_string())
+        let bytes = files::read_in(dir, NAME, MAX_BYTES, guess::NO_TOKENIZER)?;
+        Self::from_slice(&bytes, &dir.join(NAME).display().to_string())
     }
 
     /// Reads the text of a `tokenizer.json`; `origin` names the file in messages. Truncation and
@@ -106,7 +106,11 @@ impl Tokenizer {
     /// [`Error::InvalidArgument`] if the text does not describe a tokenizer.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
         let inner = call(origin, "no valid tokenizer", || {
-            let _: Syntax = serde_json::from_slice(json)?;
+            let syntax = serde_json::from_slice(json);
+            let _: Syntax = match (syntax, guess::seems_no_json(json)) {
+                (Err(_), Some(kind)) => return Err(kind.into()),
+                (syntax, _) => syntax?,
+            };
             let mut inner = tokenizers::Tokenizer::from_bytes(json)?;
             inner.with_truncation(None)?.with_padding(None);
             Ok(inner)

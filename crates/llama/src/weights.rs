@@ -14,6 +14,7 @@
 //! This module must not know the runtime, nor the meaning of the weights.
 
 use std::any::Any;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io::Read;
@@ -27,7 +28,7 @@ use leasehold_operators::DType;
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype as StoredDtype, Metadata};
 
-use crate::{Config, files};
+use crate::{Config, files, guess};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -367,7 +368,7 @@ impl Weights {
     /// ```
     pub unsafe fn from_dir(dir: &Path, config: &Config) -> Result<Self> {
         // SAFETY: the caller vouches for the directory's files; the index names no others.
-        Self::from_files(dir, config, |path| unsafe { Source::map(path) })
+        Self::from_files(Self::files(dir)?, config, |path| unsafe { Source::map(path) })
     }
 
     /// As [`from_dir`](Self::from_dir), but reads the files into memory. So no other program can
@@ -376,26 +377,35 @@ impl Weights {
     /// # Errors
     /// As [`from_dir`](Self::from_dir) and [`Source::read`].
     pub fn read_dir(dir: &Path, config: &Config) -> Result<Self> {
-        Self::from_files(dir, config, Source::read)
+        // All headers first: a wrong file is refused before the memory of any is taken.
+        let files = Self::files(dir)?;
+        files.0.iter().try_for_each(|path| Header::check(path))?;
+        Self::from_files(files, config, Source::read)
     }
 
-    fn from_files(
-        dir: &Path,
-        config: &Config,
-        open: impl Fn(&Path) -> Result<Source>,
-    ) -> Result<Self> {
+    /// The files with a directory's weights, and their index if there is one.
+    fn files(dir: &Path) -> Result<(Vec<PathBuf>, Option<Index>)> {
         files::refuse_quantised(dir)?;
         let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
         if single.exists() {
-            Self::from_sources(vec![open(&single)?], None, config)
+            Ok((vec![single], None))
         } else if index.exists() {
             let index = Index::read(&index)?;
-            let sources = index.files.iter().map(|file| open(&dir.join(file)));
-            let sources = sources.collect::<Result<Vec<_>>>()?;
-            Self::from_sources(sources, Some(&index), config)
+            Ok((index.files.iter().map(|file| dir.join(file)).collect(), Some(index)))
         } else {
-            Err(Error::NotFound(format!("{}: neither {SINGLE} nor {INDEX}", dir.display()).into()))
+            let why = guess::missing(dir, guess::NO_WEIGHTS);
+            let what = format!("{}: neither {SINGLE} nor {INDEX}{why}", dir.display());
+            Err(Error::NotFound(what.into()))
         }
+    }
+
+    fn from_files(
+        (paths, index): (Vec<PathBuf>, Option<Index>),
+        config: &Config,
+        open: impl Fn(&Path) -> Result<Source>,
+    ) -> Result<Self> {
+        let sources = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+        Self::from_sources(sources, index.as_ref(), config)
     }
 
     /// Reads one safetensors file that is part of the program; `name` is its name in messages.
@@ -602,13 +612,53 @@ impl Header {
     /// tensors cover the data without holes or overlaps, and that each tensor's bytes match its
     /// shape.
     fn read(source: &Source) -> Result<Self> {
-        let (name, file) = (source.name(), source.bytes());
+        let bytes = source.bytes();
+        let (metadata, data_start) = Self::parse(source.name(), &mut &*bytes, bytes.len() as u64)?;
+        let names = metadata.offset_keys();
+        Ok(Self { source: source.clone(), metadata, names, data_start })
+    }
+
+    /// As [`read`](Self::read), for a file on disk, of which nothing but the header is read.
+    fn check(path: &Path) -> Result<()> {
+        let name = path.display().to_string();
+        let mut file = files::open(path)?;
+        let len = file.metadata().map_err(|e| Error::NotFound(format!("{name}: {e}").into()))?;
+        Self::parse(&name, &mut file, len.len()).map(|_| ())
+    }
+
+    /// The header at the beginning of a file with `len` bytes, and the bytes before the data.
+    fn parse(name: &str, file: &mut impl Read, len: u64) -> Result<(Metadata, usize)> {
+        let mut bytes = Vec::new();
+        let mut read = |bytes: &mut Vec<u8>, most: u64| {
+            let read = file.take(most).read_to_end(bytes);
+            read.map_err(|e| Error::NotFound(format!("{name}: {e}").into()))
+        };
+        let parsed = Self::parse_with(name, len, &mut bytes, &mut read);
+        parsed.or_else(|why| {
+            read(&mut bytes, guess::LOOKED)?;
+            // A header that begins as one belongs to a file that is damaged.
+            let kind = match bytes.get(LENGTH_BYTES) {
+                None | Some(b'{') => None,
+                Some(_) => guess::seems(&bytes),
+            };
+            Err(kind
+                .map_or(why, |kind| Error::invalid(format!("{name}: no safetensors file: {kind}"))))
+        })
+    }
+
+    fn parse_with(
+        name: &str,
+        len: u64,
+        bytes: &mut Vec<u8>,
+        read: &mut dyn FnMut(&mut Vec<u8>, u64) -> Result<usize>,
+    ) -> Result<(Metadata, usize)> {
         let truncated = |what: String| Error::invalid(format!("{name}: truncated: {what}"));
-        let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
-            return Err(truncated(format!(
-                "{} bytes are too few for a safetensors header",
-                file.len()
-            )));
+        read(bytes, LENGTH_BYTES as u64)?;
+        let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else {
+            return Err(truncated(match bytes.len() {
+                0 => "the file is empty".to_owned(),
+                read => format!("{read} bytes are too few for a safetensors header"),
+            }));
         };
         let length = u64::from_le_bytes(*length);
         if length > MAX_HEADER {
@@ -616,35 +666,24 @@ impl Header {
                 "{name}: no safetensors file: a header of {length} bytes"
             )));
         }
-        let Some((header, data)) = rest.split_at_checked(length as usize) else {
-            return Err(truncated(format!(
-                "a header of {length} bytes in a file of {} bytes",
-                file.len()
-            )));
+        read(bytes, length)?;
+        let data_start = LENGTH_BYTES + length as usize;
+        let Some(header) = bytes.get(LENGTH_BYTES..data_start) else {
+            return Err(truncated(format!("a header of {length} bytes in a file of {len} bytes")));
         };
         let metadata: Metadata = serde_json::from_slice(header).map_err(|e| {
             Error::invalid(format!("{name}: damaged header: {}", shown(&e.to_string())))
         })?;
-        if metadata.data_len() > data.len() {
-            return Err(truncated(format!(
-                "the header describes {} bytes, {} are there",
-                metadata.data_len(),
-                data.len()
-            )));
-        }
-        if metadata.data_len() < data.len() {
-            let (known, there) = (metadata.data_len(), data.len());
-            return Err(Error::invalid(format!(
+        let (known, there) = (metadata.data_len() as u64, len.saturating_sub(data_start as u64));
+        match known.cmp(&there) {
+            Ordering::Greater => {
+                Err(truncated(format!("the header describes {known} bytes, {there} are there")))
+            }
+            Ordering::Less => Err(Error::invalid(format!(
                 "{name}: damaged: the header describes {known} bytes of {there}"
-            )));
+            ))),
+            Ordering::Equal => Ok((metadata, data_start)),
         }
-        let names = metadata.offset_keys();
-        Ok(Self {
-            source: source.clone(),
-            metadata,
-            names,
-            data_start: LENGTH_BYTES + length as usize,
-        })
     }
 
     /// The file's names for tensors that it stores once, such as `save_model` of safetensors writes
@@ -748,7 +787,9 @@ impl Index {
         let name = path.display().to_string();
         let bytes = files::read(path, MAX_INDEX)?;
         let Json { weight_map: file_of } = serde_json::from_slice(&bytes).map_err(|e| {
-            Error::invalid(format!("{name}: no valid index: {}", shown(&e.to_string())))
+            let why = guess::seems_no_json(&bytes);
+            let why = why.unwrap_or_else(|| shown(&e.to_string()).to_string());
+            Error::invalid(format!("{name}: no valid index: {why}"))
         })?;
         let mut files = BTreeSet::new();
         for (tensor, file) in &file_of {

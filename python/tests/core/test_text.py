@@ -72,6 +72,36 @@ class Texts(unittest.TestCase):
         others = {leasehold.generate(self.model, PROMPT, seed=seed, **how) for seed in range(2, 6)}
         self.assertNotEqual(others, {one})
 
+    def test_one_prompt_several_times_gives_several_texts(self) -> None:
+        how: dict[str, Any] = dict(tokens=16, temperature=1.0, seed=7)
+        several = leasehold.generate(self.model, [PROMPT] * 4, **how)
+        self.assertEqual(len(set(several)), 4)
+        self.assertEqual(several[0], leasehold.generate(self.model, PROMPT, **how))
+        self.assertEqual(leasehold.generate(self.model, [PROMPT] * 4, batch=2, **how), several)
+        self.assertEqual(len(set(leasehold.generate(self.model, [PROMPT] * 4, tokens=16))), 1)
+
+    def test_defaults_have_rules_that_keep_tokens_back(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name, "model")
+            shutil.copytree(TINY, folder)
+
+            def text(prompts: Any, **settings: Any) -> Any:
+                (folder / "generation_config.json").write_text(json.dumps(settings))
+                return leasehold.generate(folder, prompts, tokens=12, defaults=True)
+
+            plain = text(PROMPT)
+            self.assertEqual(plain, leasehold.generate(self.model, PROMPT, tokens=12))
+            first = self.model.encode(PROMPT + plain)[len(self.model.encode(PROMPT))]
+            for key in ("suppress_tokens", "begin_suppress_tokens"):
+                other = text(PROMPT, **{key: [first]})
+                self.assertNotEqual(other[:1], plain[:1])
+                self.assertEqual(text([PROMPT, "import"], **{key: [first]})[0], other)
+            penalised = text(PROMPT, repetition_penalty=1000.0)
+            self.assertNotEqual(penalised, plain)
+            for key, value in (("bad_words_ids", [[1]]), ("num_beams", 4), ("new_setting", 1)):
+                with self.assertRaisesRegex(leasehold.UnsupportedError, key):
+                    text(PROMPT, **{key: value})
+
     def test_stop_texts(self) -> None:
         whole = leasehold.generate(self.model, PROMPT, tokens=40)
         stop = whole[10:14]
@@ -102,9 +132,9 @@ class Texts(unittest.TestCase):
             (refused, "float32 or bfloat16", lambda: leasehold.Model(TINY, dtype="float16")),
             (refused, "path", lambda: leasehold.Model(5)),  # type: ignore[arg-type]
             (leasehold.UnavailableError, "config.json", lambda: leasehold.generate("no-such-model", "a")),
-            (leasehold.UnavailableError, "nothing is downloaded", lambda: leasehold.Model("meta-llama/Llama-3.2-1B")),
             (refused, "list of texts", lambda: leasehold.generate(self.model, ["a"], stop=5)),  # type: ignore[call-overload]
             (refused, "not a text", lambda: self.model.decode("12")),  # type: ignore[arg-type]
+            (leasehold.UnavailableError, "nothing is downloaded: 'hf download meta-llama/x", lambda: leasehold.Model("meta-llama/x")),
             (TypeError, "no option", lambda: leasehold.stream_text(self.model, "a", token=1)),
             # At once, not with the first piece.
             (refused, "top_p", lambda: leasehold.stream_text(self.model, "a", top_p=2.0)),
@@ -142,6 +172,15 @@ class Texts(unittest.TestCase):
             weights = (folder / "model.safetensors").read_bytes()
             (folder / "model.safetensors").write_bytes(weights[:-1000])
             with self.assertRaisesRegex(leasehold.InvalidArgumentError, "model.safetensors"):
+                leasehold.Model(folder)
+            pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4f\nsize 4976698672\n"
+            (folder / "model.safetensors").write_bytes(pointer)
+            with self.assertRaisesRegex(leasehold.InvalidArgumentError, "Git LFS"):
+                leasehold.Model(folder)
+            # No weights are read before their header is checked: this is more than a host has.
+            with open(folder / "model.safetensors", "wb") as file:
+                file.truncate(1 << 43)
+            with self.assertRaisesRegex(leasehold.InvalidArgumentError, "empty where it should begin"):
                 leasehold.Model(folder)
             (folder / "model.safetensors").write_bytes(weights)
             model = leasehold.Model(folder)

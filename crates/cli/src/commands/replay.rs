@@ -2,6 +2,7 @@
 //! costs.
 
 use crate::commands::memory::{REPORT, write_report};
+use crate::commands::run::parse_device as parse_id;
 use crate::commands::{open, print_json};
 use crate::failure::Failure;
 use crate::output::{Inputs, Outputs};
@@ -106,7 +107,7 @@ fn parse_device(text: &str) -> Result<On, String> {
     if text == "virtual" {
         return Ok(On::Virtual);
     }
-    text.parse().map(On::Device).map_err(|e: leasehold::Error| format!("{e}, or `virtual`"))
+    parse_id(text).map(On::Device).map_err(|why| format!("{why}, or `virtual`"))
 }
 
 fn parse_budget(text: &str) -> Result<f64, String> {

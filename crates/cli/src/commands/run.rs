@@ -19,7 +19,7 @@ use leasehold_collective::{Comm, World};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
     Config, DType, Decoder, Generation, GenerationConfig, Model, Part, Progress, Request, Sampling,
-    TextStream, Tokenizer, Weights, footprint, generate,
+    TextStream, TokenRules, Tokenizer, Weights, footprint, generate_with_rules,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -32,86 +32,95 @@ use std::time::{Duration, Instant};
 /// The default prompt of the bundled model.
 const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
 
+/// The groups of options in the help.
+const TEXT: &str = "Model and text";
+const DEVICE: &str = "Device and execution";
+const CHOICE: &str = "Choice of tokens";
+const OUTPUT: &str = "Output";
+const RANKS: &str = "Ranks";
+const MEMORY: &str = "Memory";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// A Hugging Face directory of a Llama, Mistral, Qwen2 or Qwen3 (config.json,
     /// model.safetensors, tokenizer.json); the bundled model when left out
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, help_heading = TEXT, value_name = "DIR")]
     model: Option<PathBuf>,
     /// The text to continue
-    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_ids")]
+    #[arg(long, help_heading = TEXT, value_name = "TEXT", conflicts_with = "prompt_ids")]
     prompt: Option<String>,
     /// The same as token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, help_heading = TEXT, value_name = "IDS", value_delimiter = ',')]
     prompt_ids: Option<Vec<u32>>,
     /// Number of new tokens
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = TEXT, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// The device
-    #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
+    #[arg(long, help_heading = DEVICE, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
     /// Runs over a simulated driver, with the race detector on; the kernels are the CPU's
-    #[arg(long)]
+    #[arg(long, help_heading = DEVICE)]
     sim: bool,
     /// The seed of a simulated device's random order
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    #[arg(long, help_heading = DEVICE, value_name = "SEED", default_value_t = 1)]
     sim_seed: u64,
     /// Threads that a kernel may use; all that this process may use when left out
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, help_heading = DEVICE, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Launch by launch, recorded and replayed, or one after the other
-    #[arg(long, value_enum, default_value_t = Modes::Both)]
+    #[arg(long, help_heading = DEVICE, value_enum, default_value_t = Modes::Both)]
     mode: Modes,
     /// The element type of activations and KV cache
-    #[arg(long, value_enum, default_value_t = Activations::F32)]
+    #[arg(long, help_heading = DEVICE, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
     /// The divisor of the logits; 0, the default, selects the largest
-    #[arg(long, allow_negative_numbers = true, value_parser = parse_temperature)]
+    #[arg(long, help_heading = CHOICE, allow_negative_numbers = true, value_parser = parse_temperature)]
     temperature: Option<f32>,
     /// Number of largest logits that are candidates; 0, the default, for all
-    #[arg(long)]
+    #[arg(long, help_heading = CHOICE)]
     top_k: Option<u32>,
     /// Leaves the fewest most probable candidates whose probabilities reach this sum; 1, the
     /// default, leaves all
-    #[arg(long, allow_negative_numbers = true, value_parser = parse_top_p)]
+    #[arg(long, help_heading = CHOICE, allow_negative_numbers = true, value_parser = parse_top_p)]
     top_p: Option<f32>,
     /// Leaves the candidates with this part of the largest probability; 0, the default, leaves all
-    #[arg(long, allow_negative_numbers = true, value_parser = parse_min_p)]
+    #[arg(long, help_heading = CHOICE, allow_negative_numbers = true, value_parser = parse_min_p)]
     min_p: Option<f32>,
-    /// Chooses tokens as the model's generation_config.json says; --temperature, --top-k, --top-p
-    /// and --min-p precede it
-    #[arg(long)]
+    /// Chooses tokens as the model's generation_config.json says, with its repetition_penalty,
+    /// suppress_tokens and begin_suppress_tokens; --temperature, --top-k, --top-p and --min-p
+    /// precede it
+    #[arg(long, help_heading = CHOICE)]
     defaults: bool,
-    /// The seed of the random numbers
-    #[arg(long, default_value_t = 0)]
+    /// The seed of the random numbers; the same seed gives the same text
+    #[arg(long, help_heading = CHOICE, default_value_t = 0)]
     seed: u64,
     /// Ends the text at an end token of generation_config.json, or else of config.json
-    #[arg(long)]
+    #[arg(long, help_heading = CHOICE)]
     stop_at_eos: bool,
     /// Checks on the device that the logits of each token are finite; the first that are not are
     /// named by token and index, and end the command
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     check: bool,
     /// Includes the logits after the prompt's last position in the JSON
-    #[arg(long, requires = "json")]
+    #[arg(long, help_heading = OUTPUT, requires = "json")]
     logits: bool,
     /// Prints one JSON object and nothing else
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     json: bool,
     /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
     /// each: the kernel, or the vendor's library
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     verbose: bool,
     /// Writes a timeline of one token after warm-up, launch by launch: kernels and gaps on the
     /// device, submissions on the host; for ui.perfetto.dev, as JSON trace events
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = OUTPUT, value_name = "FILE")]
     trace: Option<PathBuf>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = RANKS)]
     ranks: RankArguments,
     /// Ends a rank as it reaches a new token, counted from 0, to see what the others say; for tests
-    #[arg(long, value_name = "RANK@TOKEN", requires = "ranks")]
+    #[arg(long, help_heading = RANKS, value_name = "RANK@TOKEN", requires = "ranks")]
     kill: Option<Kill>,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = MEMORY)]
     memory: MemoryArguments,
 }
 
@@ -148,8 +157,14 @@ impl From<Activations> for DType {
     }
 }
 
+/// A device. The parser's message has the option and the value already.
 pub(crate) fn parse_device(text: &str) -> Result<DeviceId, String> {
-    text.parse().map_err(|e: leasehold::Error| e.to_string())
+    text.parse().map_err(|e| match e {
+        leasehold::Error::InvalidArgument(why) => {
+            why.strip_prefix(&format!("device {text:?}: ")).unwrap_or(&why).to_owned()
+        }
+        other => other.to_string(),
+    })
 }
 
 /// A number that is a field of a sampling.
@@ -223,13 +238,14 @@ impl Files {
     }
 
     /// The choice of tokens according to `generation_config.json`.
-    fn default_sampling(&self) -> Result<Sampling, Failure> {
+    fn defaults(&self) -> Result<(Sampling, TokenRules), Failure> {
         let Some(generation) = &self.generation else {
             let why = "--defaults: the model has no generation_config.json";
             return Err(Failure::misuse(format!("{}: {why}; leave --defaults out", self.name)));
         };
         let cure = "leave --defaults out, and give --temperature and its like";
-        generation.sampling().map_err(|e| Failure::new(format!("--defaults: {e}; {cure}")))
+        let all = generation.sampling().and_then(|how| Ok((how, generation.rules()?)));
+        all.map_err(|e| Failure::new(format!("--defaults: {e}; {cure}")))
     }
 }
 
@@ -439,6 +455,7 @@ struct Job<'a> {
     files: &'a Files,
     prompt: Vec<u32>,
     sampling: Sampling,
+    rules: TokenRules,
     stop_at: &'a [u32],
     begun: Instant,
 }
@@ -471,8 +488,8 @@ impl<'a> Job<'a> {
         if arguments.stop_at_eos && stop_at.is_empty() {
             note(&format!("--stop-at-eos: {}: the model's files name no end token", files.name));
         }
-        let named =
-            if arguments.defaults { files.default_sampling()? } else { Sampling::default() };
+        let (named, rules) =
+            if arguments.defaults { files.defaults()? } else { Default::default() };
         let sampling = Sampling {
             temperature: arguments.temperature.unwrap_or(named.temperature),
             top_k: arguments.top_k.unwrap_or(named.top_k),
@@ -481,7 +498,7 @@ impl<'a> Job<'a> {
             seed: arguments.seed,
             ..named
         };
-        let job = Self { arguments, files, prompt, sampling, stop_at, begun };
+        let job = Self { arguments, files, prompt, sampling, rules, stop_at, begun };
         job.request(leasehold_llama::Mode::Eager)
             .check(&files.config)
             .map_err(|e| Failure::from(e).at(&files.name))?;
@@ -573,7 +590,8 @@ impl<'a> Job<'a> {
                 tokens += 1;
                 printer.token(id)
             };
-            let generation = generate(&model, &self.request(mode), &mut on_token)?;
+            let request = self.request(mode);
+            let generation = generate_with_rules(&model, &request, &self.rules, &mut on_token)?;
             if first {
                 if let Some(stream) = printer.stream.take() {
                     let rest = stream.finish()?;

@@ -26,7 +26,11 @@ fn command_lines_that_make_no_sense() {
     let names = "write one of cpu:0, cuda:0, mps:0, sim:0";
     fails(&["run", "--device", "gpu:0"], 2, &["gpu", &format!("{names}\n")]);
     fails(&["replay", "t.csv", "--device", "gpu"], 2, &[&format!("{names}, or `virtual`\n")]);
+    let message = "leasehold: invalid value 'gpu' for '--device <DEVICE>': unknown backend; write";
+    fails(&["run", "--device", "gpu"], 2, &[message]);
     fails(&["run", "--device", "cpu:x"], 2, &["cpu:x"]);
+    fails(&["run", "--modle", "x"], 2, &["'--model'", "; try 'leasehold run --help'\n"]);
+    fails(&["run", "--moed", "x"], 2, &["'--mode'"]);
     fails(&["run", "--prompt-ids", "1,two"], 2, &["two"]);
     fails(&["run", "--temperature", "-1"], 2, &["temperature"]);
     fails(&["run", "--temperature", "nan"], 2, &["temperature"]);

@@ -31,3 +31,32 @@ fn every_command_has_a_manual_page() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.starts_with("leasehold: no/such/folder: "), "{text}");
 }
+
+/// Each option of `run` stands in a group, and the options of ranks stand together.
+#[test]
+fn the_help_of_run_has_groups() {
+    let text = String::from_utf8(call(&["run", "--help"]).stdout).unwrap();
+    let places: Vec<usize> = [
+        "Model and text:",
+        "--tokens",
+        "Device and execution:",
+        "--dtype",
+        "Choice of tokens:",
+        "--stop-at-eos",
+        "Output:",
+        "--trace",
+        "\nRanks:",
+        "--hosts",
+        "--kill",
+        "\nMemory:",
+        "--memory-events",
+        "\nOptions:\n  -h, --help",
+    ]
+    .iter()
+    .map(|word| text.find(word).unwrap_or_else(|| panic!("{word:?} is not in {text}")))
+    .collect();
+    assert!(places[..13].is_sorted(), "{text}");
+    // Options that other commands share have no groups there.
+    let other = String::from_utf8(call(&["conformance", "--help"]).stdout).unwrap();
+    assert!(!other.contains("\nMemory:"), "{other}");
+}

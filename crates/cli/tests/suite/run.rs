@@ -227,6 +227,16 @@ fn generation_config_names_the_end_and_the_sampling() {
         assert_eq!(refused.status.code(), Some(2));
         assert!(stderr(&refused).contains("give a number"), "{}", stderr(&refused));
     }
+    // Rules count for greedy choices too, and not without --defaults.
+    write(&format!(r#"{{"suppress_tokens": [{}], "begin_suppress_tokens": []}}"#, all[0]));
+    let ruled = ids(&with(&["--defaults"]));
+    assert!(!ruled.contains(&all[0]), "{ruled:?}");
+    assert_eq!(ids(&with(&[])), all);
+    write(r#"{"repetition_penalty": 1000}"#);
+    let ruled = ids(&with(&["--defaults", "--check"]));
+    let seen = [&[3, 1, 4][..], &ruled].concat();
+    let different: std::collections::BTreeSet<_> = seen.iter().collect();
+    assert_eq!(different.len(), seen.len(), "{seen:?}");
     write(r#"{"do_sample": true, "typical_p": 0.9}"#);
     let refused = with(&["--defaults"]);
     assert_eq!(refused.status.code(), Some(1));

@@ -10,6 +10,7 @@
 
 use super::pace::{Pace, Work};
 use crate::network::{Draws, Lane, Network, Scratch, Task, collected, has_tensor_products};
+use crate::rules::TokenRules;
 use leasehold::backend::sync::Arc;
 use leasehold::ops::Pattern;
 use leasehold::{Event, Lease, Name, Result, Runtime, Timepoint, View};
@@ -30,6 +31,7 @@ struct Waiting {
     slot: usize,
     prompt: Arc<[u32]>,
     sampling: ops::SamplingRecord,
+    rules: Arc<TokenRules>,
     /// The rotary table, once the prompt has begun.
     table: Option<BufferPart>,
     /// The tokens that another sequence had, and those of the pieces that are submitted as a whole.
@@ -99,11 +101,11 @@ impl Prompts {
         &mut self,
         slot: usize,
         prompt: Arc<[u32]>,
-        sampling: ops::SamplingRecord,
+        (sampling, rules): (ops::SamplingRecord, Arc<TokenRules>),
         done: usize,
     ) {
         let (table, piece) = (None, None);
-        self.waiting.push_back(Waiting { slot, prompt, sampling, table, done, piece });
+        self.waiting.push_back(Waiting { slot, prompt, sampling, rules, table, done, piece });
     }
 
     /// The tokens of the prompt of a slot whose computation is submitted.
@@ -228,6 +230,7 @@ impl Prompts {
         if last {
             let draw = &self.draws.each[waiting.slot];
             stream.upload(draw.sampling.view(), &[waiting.sampling])?;
+            draw.set_rules(stream, &waiting.rules, prompt, true)?;
             stream.fill(draw.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
             stream.fill(draw.state.count.view(), 0u32)?;
             tasks.extend(collected(|to| network.first_token(&scratch, draw, to))?);

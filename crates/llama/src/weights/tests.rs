@@ -447,6 +447,77 @@ fn a_damaged_header_is_an_error() {
     check(tensor("[-1]", "[0,2]"), "damaged header");
 }
 
+/// Contents that are no weights, and what a message says of each.
+const CONTENTS: [(&[u8], &str); 9] = [
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:4f1d\nsize 4976698672\n", "Git LFS"),
+    (b"GGUF\x03\0\0\0\x23\x01\0\0\0\0\0\0", "a GGUF file"),
+    (b"PK\x03\x04\0\0\x08\x08\0\0 archive/data.pkl", "a ZIP archive, or a checkpoint"),
+    (b"\x80\x02}q\0(X\x0b\0\0\0lm_head.weight", "a pickle of Python's"),
+    (b"\x1f\x8b\x08\0\0\0\0\0\0\x03 compressed", "unpack it with gunzip"),
+    (b"\n <!DOCTYPE html><html><head><title>404</title></head></html>", "a page of the web"),
+    (b"Entry not found", "a text, \"Entry not found\""),
+    (b"\xff\xfe{\0\"\0a\0\"\0:\01\0}\0", "a text in UTF-16"),
+    (&[0; 4096], "empty where it should begin"),
+];
+
+#[test]
+fn contents_that_are_no_weights_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for (bytes, kind) in CONTENTS {
+        assert_error(open(bytes, &tied()), "InvalidArgument", &["w.safetensors", kind]);
+        fs::write(dir.path().join(SINGLE), bytes).unwrap();
+        let read = Weights::read_dir(dir.path(), &tied());
+        assert_error(read, "InvalidArgument", &[SINGLE, kind]);
+    }
+    let error = br#"{"error": "Repository not found"}"#;
+    assert_error(open(error, &tied()), "InvalidArgument", &["a text, \"{", "not found"]);
+    fs::remove_file(dir.path().join(SINGLE)).unwrap();
+    fs::write(dir.path().join(INDEX), CONTENTS[0].0).unwrap();
+    assert_error(from_dir(dir.path(), &tied()), "InvalidArgument", &[INDEX, "Git LFS"]);
+}
+
+/// A header whose length begins as another kind of file does.
+#[test]
+fn damaged_weights_are_not_called_another_kind_of_file() {
+    for length in [0x0280, 0x8b1f, 0xfeff] {
+        let bytes = raw(&format!("{{{}", " ".repeat(length - 1)), b"");
+        assert_error(open(&bytes, &tied()), "InvalidArgument", &["damaged header"]);
+        assert_error(open(&bytes[..100], &tied()), "InvalidArgument", &["truncated"]);
+    }
+}
+
+/// A file that takes no room on the disk, and more memory than a host has.
+#[cfg(unix)]
+#[test]
+fn no_weights_are_read_before_all_headers_are_checked() {
+    let sparse = |path: &Path, begin: &[u8]| {
+        fs::write(path, begin).unwrap();
+        fs::File::options().write(true).open(path).unwrap().set_len(1 << 43).unwrap();
+    };
+    let dir = tempfile::tempdir().unwrap();
+    sparse(&dir.path().join(SINGLE), b"");
+    let empty = Weights::read_dir(dir.path(), &tied());
+    assert_error(empty, "InvalidArgument", &[SINGLE, "empty where it should begin"]);
+    let whole = model(&tied(), StoredDtype::F16);
+    sparse(&dir.path().join(SINGLE), &file(&whole));
+    let longer = Weights::read_dir(dir.path(), &tied());
+    assert_error(longer, "InvalidArgument", &[SINGLE, "damaged: the header describes"]);
+    // The first shard is right, but not to be had; the second one is wrong.
+    fs::remove_file(dir.path().join(SINGLE)).unwrap();
+    let (first, second) = split(whole);
+    write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
+    let size = 1_u64 << 43;
+    let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}"#);
+    let begin = raw(&header, b"");
+    let path = dir.path().join("a.safetensors");
+    fs::write(&path, &begin).unwrap();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_len(size + begin.len() as u64).unwrap();
+    fs::write(dir.path().join("b.safetensors"), "Not Found").unwrap();
+    let shards = Weights::read_dir(dir.path(), &tied());
+    assert_error(shards, "InvalidArgument", &["b.safetensors", "a text, \"Not Found\""]);
+}
+
 /// Offsets so large that the sum with the header's length overflows.
 #[test]
 fn overflowing_offsets_are_an_error() {
@@ -480,6 +551,28 @@ fn missing_files_are_named() {
         "InvalidArgument",
         &[SINGLE, "a folder; a regular file is expected"],
     );
+}
+
+#[test]
+fn what_stands_in_the_place_of_weights_is_named() {
+    for (file, words) in [
+        ("pytorch_model.bin", "weights as a pickle, which is not read; convert them"),
+        ("consolidated.00.pth", "weights as a pickle"),
+        ("consolidated.safetensors", "the model's makers' own format"),
+        ("adapter_model.safetensors", "an adapter (LoRA), no model"),
+        ("model-00001-of-00002.safetensors", "download model.safetensors.index.json too"),
+        ("weights.safetensors", "call them model.safetensors"),
+        ("model-Q4_K_M.gguf", "a GGUF file"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("README.md"), "").unwrap();
+        fs::write(dir.path().join(file), "").unwrap();
+        let words = [SINGLE, INDEX, file, words];
+        assert_error(from_dir(dir.path(), &tied()), "NotFound", &words);
+        // It tells nothing of weights that are there.
+        fs::write(dir.path().join(SINGLE), "").unwrap();
+        assert_error(from_dir(dir.path(), &tied()), "InvalidArgument", &[SINGLE, "empty"]);
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use super::{model_dir, weights_of};
 use leasehold::{Context, DeviceId, Runtime};
 use leasehold_llama::{
-    Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, SequenceId, footprint, generate,
+    Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, SequenceId, TokenRules,
+    footprint, generate, generate_with_rules,
 };
 use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_mps_sim::{SimDriver, SimDriverConfig};
@@ -341,5 +342,127 @@ fn numbers_that_are_too_large_are_refused() {
         assert_eq!(request(3).check(model.config()).unwrap(), 4);
         let need = footprint(model.config(), usize::MAX, usize::MAX, DType::F32);
         assert_eq!((need.host, need.device), (u64::MAX, u64::MAX));
+    });
+}
+
+/// The greedy text by rules, computed on the host from the logits of each beginning, as
+/// transformers does it.
+fn by_rules(model: &Model, prompt: &[u32], tokens: usize, rules: &TokenRules) -> Vec<u32> {
+    let mut all = prompt.to_vec();
+    for n in 0..tokens {
+        let request = greedy(&all, 1, Mode::Eager);
+        let mut logits = generate(model, &request, &mut |_| Ok(())).unwrap().last_logits;
+        for (id, x) in (0..).zip(&mut logits) {
+            if all.contains(&id) {
+                let penalty = rules.repetition_penalty;
+                *x = if *x < 0.0 { *x * penalty } else { *x / penalty };
+            }
+            let first = n == 0 && rules.begin_suppress_tokens.contains(&id);
+            if first || rules.suppress_tokens.contains(&id) {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+        let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        all.push(best.unwrap() as u32);
+    }
+    all.split_off(prompt.len())
+}
+
+fn greedy(prompt: &[u32], tokens: usize, mode: Mode) -> Request<'_> {
+    Request { prompt, tokens, mode, sampling: Sampling::default(), stop_at: &[], check: true }
+}
+
+/// The rules of the tests: each, and all at once, for what the model would say.
+fn some_rules(plain: &[u32]) -> Vec<TokenRules> {
+    let none = TokenRules::default();
+    let (suppress_tokens, begin_suppress_tokens) = (vec![plain[0], 1 << 30], vec![plain[0]]);
+    vec![
+        TokenRules { repetition_penalty: 1.7, ..none.clone() },
+        TokenRules { repetition_penalty: 0.4, ..none.clone() },
+        TokenRules { suppress_tokens: suppress_tokens.clone(), ..none.clone() },
+        TokenRules { begin_suppress_tokens: begin_suppress_tokens.clone(), ..none },
+        TokenRules { repetition_penalty: 1.3, suppress_tokens, begin_suppress_tokens },
+    ]
+}
+
+#[test]
+fn rules_keep_tokens_back_eager_replayed_and_in_batches() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    with_model(&runtime, "grouped-heads", DType::F32, |model| {
+        const TOKENS: usize = 8;
+        let prompt = [5, 9, 5];
+        let plain = generate(model, &greedy(&prompt, TOKENS, Mode::Eager), &mut |_| Ok(()));
+        let plain = plain.unwrap().ids;
+        let all = some_rules(&plain);
+        let wanted: Vec<_> = all.iter().map(|r| by_rules(model, &prompt, TOKENS, r)).collect();
+        for (rules, wanted) in all.iter().zip(&wanted) {
+            assert_ne!(wanted, &plain, "{rules:?} change the text");
+            for mode in [Mode::Eager, Mode::Graph] {
+                let request = greedy(&prompt, TOKENS, mode);
+                let text = generate_with_rules(model, &request, rules, &mut |_| Ok(())).unwrap();
+                assert_eq!(&text.ids, wanted, "{rules:?} {mode:?}");
+            }
+        }
+        for mode in [Mode::Eager, Mode::Graph] {
+            let mut batch = Batch::new(model, all.len() + 2, POSITIONS, mode).unwrap();
+            // One without rules is decoded before the others come, and one comes with them.
+            let (first, token) = start(&mut batch, &prompt, Sampling::default());
+            let mut texts = std::collections::BTreeMap::from([(first, vec![token])]);
+            let add = |batch: &mut Batch, rules| {
+                batch.add_with_rules(&prompt, Sampling::default(), rules).unwrap()
+            };
+            let ids: Vec<_> = all.iter().map(|rules| add(&mut batch, rules)).collect();
+            let last = batch.add(&prompt, Sampling::default()).unwrap();
+            while !batch.is_empty() {
+                for (id, drawn) in batch.step().unwrap() {
+                    let text = texts.entry(id).or_insert_with(Vec::new);
+                    text.push(drawn.unwrap().token);
+                    if text.len() == TOKENS {
+                        batch.remove(id).unwrap();
+                    }
+                }
+            }
+            for (id, wanted) in ids.iter().zip(&wanted) {
+                assert_eq!(&texts[id], wanted, "{mode:?}");
+            }
+            assert_eq!((&texts[&first], &texts[&last]), (&plain, &plain), "{mode:?}");
+            // A place that had rules has none for the next sequence.
+            for _ in 0..batch.slots() {
+                let id = batch.add(&prompt, Sampling::default()).unwrap();
+                texts.insert(id, Vec::new());
+            }
+            while batch.len() > 0 {
+                for (id, drawn) in batch.step().unwrap() {
+                    texts.get_mut(&id).unwrap().push(drawn.unwrap().token);
+                    if texts[&id].len() == TOKENS {
+                        batch.remove(id).unwrap();
+                        assert_eq!(texts[&id], plain, "{mode:?}");
+                    }
+                }
+            }
+        }
+        for penalty in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let rules = TokenRules { repetition_penalty: penalty, ..TokenRules::default() };
+            let request = greedy(&prompt, 1, Mode::Eager);
+            let error = generate_with_rules(model, &request, &rules, &mut |_| Ok(())).unwrap_err();
+            assert!(error.to_string().contains("repetition_penalty is"), "{error}");
+        }
+    });
+}
+
+/// Several sequences of one prompt and one seed, of which the first is the text of that seed.
+#[test]
+fn sequences_of_one_seed_have_seeds_of_their_own() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    with_model(&runtime, "grouped-heads", DType::F32, |model| {
+        let sampling = Sampling { temperature: 1.5, seed: u64::MAX, ..Sampling::default() };
+        let mut texts = |number| {
+            let sampling = sampling.of_sequence(number);
+            let request = Request { sampling, check: false, ..greedy(&[5, 9], 8, Mode::Eager) };
+            generate(model, &request, &mut |_| Ok(())).unwrap().ids
+        };
+        let all: std::collections::BTreeSet<_> = (0..8).map(&mut texts).collect();
+        assert_eq!(all.len(), 8);
+        assert_eq!(sampling.of_sequence(0), sampling);
     });
 }

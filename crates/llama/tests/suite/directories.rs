@@ -207,6 +207,56 @@ fn what_is_no_regular_file_is_refused_at_once() {
 }
 
 #[test]
+fn what_seems_to_be_another_file_is_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4f\nsize 11421896\n";
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        for (text, words) in [
+            (pointer, "the file is a pointer of Git LFS to the file; run 'git lfs pull'"),
+            ("<!doctype html><html lang=\"en\"></html>", "the file is a page of the web"),
+            ("Entry not found", "the file is a text, \"Entry not found\"; download it again"),
+            ("", "the file is empty"),
+        ] {
+            let dir = copied();
+            fs::write(dir.path().join(file), text).unwrap();
+            let error = opened(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(file) && error.contains(words), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_directory_of_a_model_is_named() {
+    let cure = "nothing is downloaded: 'hf download meta-llama/Llama-3.2-1B --local-dir DIR'";
+    let none = opened(Path::new("meta-llama/Llama-3.2-1B")).unwrap_err().to_string();
+    assert!(none.contains("Llama-3.2-1B/config.json") && none.contains(cure), "{none}");
+    let absolute = opened(Path::new("/nowhere/model")).unwrap_err().to_string();
+    assert!(absolute.contains("/nowhere/model") && !absolute.contains("hf download"), "{absolute}");
+    for (removed, added, words) in [
+        ("config.json", "adapter_config.json", "an adapter (LoRA), no model; merge it"),
+        ("config.json", "params.json", "the model's makers' own format"),
+        ("config.json", "model-Q4_K_M.gguf", "a GGUF file for llama.cpp"),
+        ("tokenizer.json", "tokenizer.model", "a tokenizer in another form; convert it"),
+        ("tokenizer.json", "tekken.json", "a tokenizer in another form; convert it"),
+        ("model.safetensors", "pytorch_model.bin", "weights as a pickle"),
+    ] {
+        let dir = copied();
+        fs::remove_file(dir.path().join(removed)).unwrap();
+        fs::write(dir.path().join(added), "").unwrap();
+        let error = opened(dir.path()).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, leasehold_core::Error::NotFound(_)), "{text}");
+        let parts = [removed, &format!("{added} is there: "), words];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+    let dir = copied();
+    let file = dir.path().join("model.gguf");
+    fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
+    let text = opened(&file).unwrap_err().to_string();
+    let words = ["a directory is expected, and ", "model.gguf is a file; the file is a GGUF file"];
+    assert!(words.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[test]
 fn files_longer_than_their_limits_are_refused() {
     for (file, limit) in [
         ("config.json", 16 << 20),

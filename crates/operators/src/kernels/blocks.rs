@@ -13,7 +13,9 @@ use super::cpu::embedding::Embedding;
 use super::cpu::linear::{FEW, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
 use super::cpu::rope::{CacheAppend, Rope, RopeAppend, RopeParams};
-use super::cpu::sampling::{Advance, Argmax, NextToken, NextTokenParams, RowParams, Softmax};
+use super::cpu::sampling::{
+    Advance, Argmax, NextToken, NextTokenParams, Penalise, RowParams, Softmax,
+};
 use super::cpu::tile::{Kernel, Params, Refusal};
 use leasehold::kernel::Grid;
 
@@ -44,7 +46,7 @@ macro_rules! kernel_list {
         use $crate::kernels::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
         use $crate::kernels::cpu::norm::{AddRmsNorm, RmsNorm};
         use $crate::kernels::cpu::rope::{CacheAppend, Rope, RopeAppend};
-        use $crate::kernels::cpu::sampling::{Advance, Argmax, NextToken, Softmax};
+        use $crate::kernels::cpu::sampling::{Advance, Argmax, NextToken, Penalise, Softmax};
         &[
             $spec::of::<Linear>(&LINEAR),
             $spec::of::<LinearAdd>(&LINEAR),
@@ -68,6 +70,7 @@ macro_rules! kernel_list {
             $spec::of::<Argmax>(&SAMPLING),
             $spec::of::<Advance>(&SAMPLING),
             $spec::of::<NextToken>(&SAMPLING),
+            $spec::of::<Penalise>(&SAMPLING),
             $spec::of::<NotFinite>(&CHECK),
         ]
     }};
@@ -246,6 +249,7 @@ kernels! {
     Argmax, |p| row_of(p);
     Advance, |p| Ok(rows(p.rows, 1)?.threads([WARP, 1, 1]));
     NextToken, |p| draw(p);
+    Penalise, |p| row_of(p);
     NotFinite, |p| Ok(Grid::new([p.parts(), 1, 1]).threads([THREADS, 1, 1]));
 }
 

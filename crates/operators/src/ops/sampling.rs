@@ -66,7 +66,8 @@ pub struct Sampling {
     /// Leaves the candidates that have at least this part of the largest probability, from 0 to 1;
     /// 0 leaves all.
     pub min_p: f32,
-    /// The seed. The same seed, position and logits give the same token.
+    /// The seed. The same seed, position and logits give the same token. So sequences of one
+    /// prompt need [seeds of their own](Self::of_sequence) to differ.
     pub seed: u64,
     /// The number of largest logits whose log-probabilities a step writes, beside the token's: at
     /// most [`MAX_LOG_PROBABILITIES`]; 0 for none, the token's neither.
@@ -80,6 +81,22 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// The rule for sequence `number` of several that have one seed. Each has a seed of its own,
+    /// made from that one and the number. Sequence 0 has the seed itself.
+    ///
+    /// ```
+    /// use leasehold_operators::ops::Sampling;
+    /// let all = Sampling { temperature: 1.0, seed: 7, ..Sampling::default() };
+    /// assert_eq!(all.of_sequence(0), all);
+    /// assert_ne!(all.of_sequence(1).seed, all.of_sequence(2).seed);
+    /// ```
+    #[must_use]
+    pub fn of_sequence(self, number: u64) -> Self {
+        // Odd, so no two numbers give one seed.
+        let step = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(number);
+        Self { seed: self.seed.wrapping_add(step), ..self }
+    }
+
     /// The words of a row for [`next_token`].
     ///
     /// # Errors
@@ -152,6 +169,47 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
     let operands =
         [part(&state.token), part(&state.position), part(&state.ring), part(&state.count)];
     Operator::new(library, "advance", &params, &operands)
+}
+
+/// The sets and the factor by which [`penalise`] changes the logits of sequences: a row for each.
+#[derive(Debug, Clone)]
+pub struct Penalties {
+    /// An f32 for each row: logits above zero of the tokens that were seen are divided by it, and
+    /// others multiplied. No change unless it is positive and finite.
+    pub factor: BufferPart,
+    /// The tokens that were seen: a bit for each token, in as many words for each row as it takes.
+    pub seen: BufferPart,
+    /// The tokens that are never drawn, in the same form.
+    pub banned: BufferPart,
+}
+
+/// Changes f32 logits before [`next_token`] draws from them, as a repetition penalty and a list of
+/// suppressed tokens say. The tokens of `state` join those that were seen. A banned token has the
+/// lowest finite logit then. A token outside the vocabulary joins nothing.
+///
+/// # Errors
+/// `InvalidArgument` for logits that are not f32, for another number of rows in the state, and for
+/// a part that is too short for the rows.
+pub fn penalise(
+    library: &Library,
+    logits: &Tensor,
+    state: &Loop,
+    penalties: &Penalties,
+) -> Result<Operator> {
+    let rows = logits.rows();
+    check(logits.dtype() == DType::F32 && state.rows() == rows, || {
+        format!(
+            "penalise: logits {}, {} tokens; give logits of F32, and a token for each row",
+            shape(logits),
+            state.rows()
+        )
+    })?;
+    let (n, ldx, x) = (logits.cols(), logits.ld(), logits.dtype() as u32);
+    let params = RowParams { rows, n, ldx, ldy: 0, x, y: 0 };
+    let Penalties { factor, seen, banned } = penalties;
+    let (token, position) = (part(&state.token), part(&state.position));
+    let operands = [some(logits), part(factor), token, position, part(seen), part(banned)];
+    Operator::new(library, "penalise", &params, &operands)
 }
 
 /// Draws the next token of each row of f32 logits, and advances the row by one. This is the end of

@@ -189,7 +189,7 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
                 .as_bytes()
                 .to_vec()
         }
-        "softmax" | "argmax" => {
+        "softmax" | "argmax" | "penalise" => {
             let (rows, n) = (w.size(20), w.size(150));
             RowParams { rows, n, ldx: w.pad(n), ldy: w.pad(n), x: w.dtype(), y: w.dtype() }
                 .as_bytes()

@@ -639,3 +639,34 @@ fn a_rule_beyond_its_limits_has_no_record() {
         assert!(error.contains(name) && error.contains("give"), "{error}");
     }
 }
+
+/// The factor divides logits above zero and multiplies others, for what was seen; what is banned
+/// has the lowest logit. The token joins what was seen, and an idle row stays.
+#[test]
+fn logits_are_penalised_as_transformers_does_it() {
+    for isa in levels() {
+        let n = 40;
+        let logits: Vec<f32> = (0..3 * n).map(|i| if i % 2 == 0 { 3.0 } else { -3.0 }).collect();
+        let (mut after, mut seen) = (logits.clone(), vec![0b1011_u32, 1, 0b11, 0, 0b11, 0]);
+        let (banned, position) = (vec![0b1000_u32, 0, 0b100, 0, 0b100, 1 << 7], [5_i32, 0, -1]);
+        let (factors, tokens) = ([2.0_f32, 0.0, 2.0], [33_i32, -1, 2]);
+        let p = RowParams { rows: 3, n: n as u32, ldx: n as u32, ..Default::default() };
+        let bindings = [
+            bind(&mut after),
+            bind_read(&factors),
+            bind_read(&tokens),
+            bind_read(&position),
+            bind(&mut seen),
+            bind_read(&banned),
+        ];
+        run(isa, "penalise", &p, &bindings);
+        let mut wanted = logits;
+        for (id, logit) in
+            [(0, 1.5), (1, -6.0), (3, f32::MIN), (32, 1.5), (33, -6.0), (n + 2, f32::MIN)]
+        {
+            wanted[id] = logit;
+        }
+        assert_eq!(after, wanted, "{isa}");
+        assert_eq!(seen, [0b1011, 0b11, 0b11, 0, 0b11, 0], "{isa}");
+    }
+}

@@ -214,6 +214,12 @@ const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 23] = [
         ops::next_token(l, &logits, &records, &state, Some(&logs))
     },
     |l, o| {
+        let (logits, state) = (o.tensor(2, 8)?, o.state()?);
+        let factor = o.words(&[2.0_f32.to_bits(); 2])?;
+        let (seen, banned) = (o.words(&[1, 2])?, o.words(&[4, 8])?);
+        ops::penalise(l, &logits, &state, &ops::Penalties { factor, seen, banned })
+    },
+    |l, o| {
         let params = NotFiniteParams::new(16, 4, 0x7f80_0000);
         let found = o.words(&[77; 4])?;
         Operator::new(l, "not_finite", &params, &[Some((&o.tensor(2, 8)?).into()), Some(found)])

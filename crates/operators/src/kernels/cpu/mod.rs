@@ -66,6 +66,7 @@ pub static KERNELS: &[KernelSpec] = &[
     KernelSpec::of::<sampling::Argmax>(),
     KernelSpec::of::<sampling::Advance>(),
     KernelSpec::of::<sampling::NextToken>(),
+    KernelSpec::of::<sampling::Penalise>(),
     KernelSpec::of::<check::NotFinite>(),
 ];
 

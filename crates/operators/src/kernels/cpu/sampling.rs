@@ -136,6 +136,14 @@ pub struct Advance;
 /// with the count before the step. A row whose position is negative stays as it is.
 pub struct NextToken;
 
+/// Changes the f32 logits of each row, before a token is drawn from them: those of the tokens that
+/// the row has seen by its penalty, and those of its banned tokens to the lowest finite number.
+///
+/// Both sets are bits, `⌈n / 32⌉` words for each row. The row's token joins those that were seen, if
+/// it is one. A penalty divides logits above zero and multiplies others. It changes nothing unless
+/// it is positive and finite. A row whose position is negative stays as it is.
+pub struct Penalise;
+
 /// The first of four words of Philox4x32-10 for `counter` under `key`.
 #[must_use]
 pub fn philox(key: [u32; 2], counter: u64) -> u32 {
@@ -632,6 +640,65 @@ impl Kernel for Advance {
                 ptr::<u32>(t, 3).add(r),
                 token,
             );
+        }
+    }
+}
+
+impl Kernel for Penalise {
+    const NAME: &'static str = "penalise";
+    const OPERANDS: &'static [Operand] = &[
+        update("logits"),
+        read("penalties"),
+        read("token"),
+        read("position"),
+        update("seen"),
+        read("banned"),
+    ];
+    type Params = RowParams;
+
+    fn plan(p: &RowParams) -> Result<Launch, Refusal> {
+        let (rows, n) = (positive("the number of rows", p.rows)?, positive("the width", p.n)?);
+        let (row, set) = ((rows, 4), (times(rows, n.div_ceil(32))?, 4));
+        Launch::new([rows, 1, 1], &[(extent(rows, n, p.ldx)?, 4), row, row, row, set, set])
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(_: S, p: &RowParams, t: &CpuArgs<'_>) {
+        let (r, n) = (t.tile()[0] as usize, p.n as usize);
+        let words = n.div_ceil(32);
+        // SAFETY: `plan` requires the logits, the words of both sets, and a word of each other kind
+        // for each row.
+        unsafe {
+            if ptr::<i32>(t, 3).add(r).read() < 0 {
+                return;
+            }
+            let penalty = ptr::<f32>(t, 1).add(r).read();
+            let penalised = penalty > 0.0 && penalty.is_finite();
+            let token = ptr::<i32>(t, 2).add(r).read();
+            for word in 0..words {
+                let seen = ptr::<u32>(t, 4).add(r * words + word);
+                let mut bits = seen.read();
+                if token >= 0 && token as usize / 32 == word {
+                    bits |= 1 << (token % 32);
+                    seen.write(bits);
+                }
+                let banned = ptr::<u32>(t, 5).add(r * words + word).read();
+                let mut left = bits | banned;
+                while left != 0 {
+                    let bit = left.trailing_zeros();
+                    left &= left - 1;
+                    let id = 32 * word + bit as usize;
+                    if id >= n {
+                        break;
+                    }
+                    let logit = ptr::<f32>(t, 0).add(r * p.ldx as usize + id);
+                    let mut x = logit.read();
+                    if penalised && bits >> bit & 1 != 0 {
+                        x = if x > 0.0 { x / penalty } else { x * penalty };
+                    }
+                    logit.write(if banned >> bit & 1 != 0 { f32::MIN } else { x });
+                }
+            }
         }
     }
 }

@@ -546,6 +546,32 @@ KERNEL(32) advance(const void* token, void* position, void* ring, void* count, A
             ((const i32*)token)[row]);
 }
 
+// A thread has words of both sets, and the logits of their bits.
+KERNEL(256) penalise(void* logits, const void* penalties, const void* token, const void* position, void* seen,
+                     const void* banned, RowParams p) {
+    begin();
+    const u64 row = blockIdx.x;
+    if (((const i32*)position)[row] < 0) return;
+    const float penalty = ((const float*)penalties)[row], most = __uint_as_float(0x7f7fffffu);
+    const bool penalised = penalty > 0.0f && penalty <= most;
+    const i32 id = ((const i32*)token)[row];
+    const u32 words = (p.n - 1) / 32 + 1;
+    float* x = (float*)logits + row * p.ldx;
+    for (u32 w = threadIdx.x; w < words; w += blockDim.x) {
+        u32* own = (u32*)seen + row * words + w;
+        u32 bits = *own;
+        if (id >= 0 && (u32)id / 32 == w) *own = bits |= 1u << ((u32)id % 32);
+        const u32 never = ((const u32*)banned)[row * words + w], any = bits | never;
+        if (any == 0) continue;
+        for (u32 b = 0; b < 32 && 32 * w + b < p.n; ++b) {
+            if ((any >> b & 1) == 0) continue;
+            float v = x[32 * w + b];
+            if (penalised && (bits >> b & 1) != 0) v = v > 0.0f ? v / penalty : v * penalty;
+            x[32 * w + b] = (never >> b & 1) != 0 ? -most : v;
+        }
+    }
+}
+
 template <class T>
 INLINE void next_token_of(T team, const void* logits, const void* sampling, void* token, void* position, void* ring,
                           void* count, void* log_probabilities, const NextTokenParams& p) {

@@ -434,6 +434,38 @@ kernel void advance(device const u8* token [[buffer(0)]], device u8* position [[
             ((device const i32*)token)[row]);
 }
 
+// A thread has words of both sets, and the logits of their bits.
+[[max_total_threads_per_threadgroup(256)]]
+kernel void penalise(device u8* logits [[buffer(0)]], device const u8* penalties [[buffer(1)]],
+                     device const u8* token [[buffer(2)]], device const u8* position [[buffer(3)]],
+                     device u8* seen [[buffer(4)]], device const u8* banned [[buffer(5)]],
+                     constant RowParams& p [[buffer(6)]], uint3 group [[threadgroup_position_in_grid]],
+                     uint3 threads [[threads_per_threadgroup]], uint index [[thread_index_in_threadgroup]]) {
+    const u64 row = group.x;
+    if (((device const i32*)position)[row] < 0) return;
+    const float penalty = ((device const float*)penalties)[row], most = as_type<float>(0x7f7fffffu);
+    const bool penalised = penalty > 0.0f && penalty <= most;
+    const i32 id = ((device const i32*)token)[row];
+    const u32 words = (p.n - 1) / 32 + 1;
+    device float* x = (device float*)logits + row * p.ldx;
+    for (u32 w = index; w < words; w += threads.x) {
+        device u32* own = (device u32*)seen + row * words + w;
+        u32 bits = *own;
+        if (id >= 0 && u32(id) / 32 == w) {
+            bits |= 1u << (u32(id) % 32);
+            *own = bits;
+        }
+        const u32 never = ((device const u32*)banned)[row * words + w], any = bits | never;
+        if (any == 0) continue;
+        for (u32 b = 0; b < 32 && 32 * w + b < p.n; ++b) {
+            if (((any >> b) & 1) == 0) continue;
+            float v = x[32 * w + b];
+            if (penalised && ((bits >> b) & 1) != 0) v = v > 0.0f ? v / penalty : v * penalty;
+            x[32 * w + b] = ((never >> b) & 1) != 0 ? -most : v;
+        }
+    }
+}
+
 [[max_total_threads_per_threadgroup(1024)]]
 kernel void next_token(device const u8* logits [[buffer(0)]], device const u8* sampling [[buffer(1)]],
                        device u8* token [[buffer(2)]], device u8* position [[buffer(3)]],
