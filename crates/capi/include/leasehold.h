@@ -4,6 +4,8 @@
  *  - A function that can fail returns a status: LEASEHOLD_OK (0) or one of LEASEHOLD_*. After a failure nothing has changed, unless the
  *    function says otherwise, and leasehold_last_error has the text. The text of LEASEHOLD_OUT_OF_MEMORY is the whole report: where the
  *    memory is, who holds it, what was tried and what to do.
+ *  - After LEASEHOLD_DEVICE_LOST nothing in this process brings the device back, nor does a new leasehold_device_open. Its blocks may still
+ *    be freed. Start the process anew; other devices go on.
  *  - No function panics, throws, unwinds or aborts. A handle or a block that is unknown, was closed or was freed is
  *    LEASEHOLD_INVALID_ARGUMENT.
  *  - On a host without memory a call is carried out with memory that the library set aside, or is LEASEHOLD_OUT_OF_MEMORY. The process ends
@@ -62,7 +64,7 @@ extern "C" {
 #define LEASEHOLD_SUSPENDED 8        /* the pool is suspended */
 #define LEASEHOLD_IN_USE 9           /* blocks or pools are still held */
 #define LEASEHOLD_TIMEOUT 10
-#define LEASEHOLD_DEVICE_LOST 11 /* everything on the device is lost; blocks may still be freed */
+#define LEASEHOLD_DEVICE_LOST 11 /* everything on the device is lost, until the process ends; blocks may still be freed */
 #define LEASEHOLD_DRIVER 12      /* the vendor's driver refused a call */
 #define LEASEHOLD_INTERNAL 13    /* a defect of the library */
 #define LEASEHOLD_COMPILE 14     /* a kernel's source does not compile; the text is the compiler's */

@@ -231,6 +231,7 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
             source.kind = LEASEHOLD_SOURCE_PTX;
             return add(source, std::move(text), {});
         }
+        /* For the future: this library has no Metal devices yet. */
         builder &msl(std::string text) {
             leasehold_kernel_source source{};
             source.kind = LEASEHOLD_SOURCE_MSL;
@@ -410,7 +411,8 @@ class stream : public detail::handle<leasehold_stream_retain, leasehold_stream_r
         });
         return p;
     }
-    /* Runs a function that enqueues work on the native stream and touches the operands alone: void(uintptr_t, const leasehold_binding *, size_t). */
+    /* Runs a function that enqueues work on the native stream and touches the operands alone: void(uintptr_t, const leasehold_binding *, size_t).
+     * In a recording with CUDA it is called and captured when the graph is instantiated, and by no launch. On the CPU each launch calls it. */
     template <class Function> leasehold::point foreign_call(std::initializer_list<operand> operands, Function &&function) const {
         using Kept = std::decay_t<Function>;
         leasehold::point p{};
@@ -549,7 +551,7 @@ class device {
     leasehold_device handle_ = 0;
 };
 
-/* The runtime of a device, which outlives it. The destructor waits for the device's work. */
+/* The runtime of a device. The device object outlives the runtime. The destructor waits for the device's work. */
 class runtime {
   public:
     explicit runtime(const device &device) { check(leasehold_runtime_open(device.get(), &handle_)); }

@@ -17,6 +17,7 @@
  *  - A time limit is in nanoseconds. 0 polls, and LEASEHOLD_FOREVER is none.
  *  - Work that failed poisons its stream: from then on each call there is that failure. Take another stream to go on. Buffers that the work
  *    wrote hand the failure on, until they are overwritten as a whole.
+ *  - LEASEHOLD_DEVICE_LOST is for good: the device stays lost until the process ends. Start the process anew; other devices go on.
  *
  * Functions of the caller
  *  - They return, and do not throw. They may call this library, but for what would wait for the stream that they run on. A kernel's check and
@@ -180,7 +181,7 @@ typedef struct leasehold_wrap_desc {
     size_t size;
     uint64_t address; /* on the device */
     uint64_t bytes;
-    uint64_t native;           /* Metal's buffer; 0 elsewhere */
+    uint64_t native;           /* 0 on all devices of this library; Metal's buffer, should it have Metal */
     uint32_t flags;            /* 0 or LEASEHOLD_BUFFER_READ_ONLY */
     uint32_t reserved;         /* 0 */
     leasehold_release release; /* may be NULL */
@@ -201,7 +202,7 @@ typedef struct leasehold_buffer_info {
     size_t size;
     uint64_t address; /* on the device; 0 for an empty buffer, and before a recording ends */
     uint64_t bytes;
-    uint64_t native; /* Metal's buffer; 0 elsewhere */
+    uint64_t native; /* 0 on all devices of this library; Metal's buffer, should it have Metal */
     uint32_t flags;  /* LEASEHOLD_BUFFER_* */
     uint32_t reserved;
 } leasehold_buffer_info;
@@ -278,7 +279,7 @@ int leasehold_event_point(leasehold_event event, leasehold_point *point);
 #define LEASEHOLD_SOURCE_CUDA_C 2     /* CUDA C++, compiled at run time */
 #define LEASEHOLD_SOURCE_PTX 3
 #define LEASEHOLD_SOURCE_CUBIN 4 /* machine code, which stays in memory until the process ends */
-#define LEASEHOLD_SOURCE_MSL 5   /* the Metal shading language, compiled at run time */
+#define LEASEHOLD_SOURCE_MSL 5   /* the Metal shading language: for the future, since this library has no Metal devices yet */
 
 #define LEASEHOLD_OVERLAP_REFUSED 0  /* no bindings share memory if one of them is written */
 #define LEASEHOLD_OVERLAP_IN_PLACE 1 /* two may be the same range */
@@ -288,7 +289,7 @@ int leasehold_event_point(leasehold_event event, leasehold_point *point);
 typedef struct leasehold_binding {
     uint64_t address;
     uint64_t bytes;
-    uint64_t native; /* Metal's buffer; 0 elsewhere */
+    uint64_t native; /* 0 on all devices of this library; Metal's buffer, should it have Metal */
     uint32_t access; /* LEASEHOLD_READ, _WRITE or _READ_WRITE */
     uint32_t reserved;
 } leasehold_binding;
@@ -391,8 +392,13 @@ int leasehold_stream_launch_many(leasehold_stream stream, const leasehold_launch
 int leasehold_stream_host_call(leasehold_stream stream, int (*call)(void *context), leasehold_release release, void *context,
                                leasehold_point *point);
 
-/* Runs a function that enqueues work of its own on the native stream, and touches the operands alone, where the bindings say. It is called when
- * the stream comes to submit it; in a recording, at each launch. Otherwise as leasehold_stream_host_call. */
+/* Runs a function that enqueues work of its own on the native stream, and touches the operands alone, where the bindings say. It is called once,
+ * when the stream comes to submit it, on any thread. In a recording it depends on the device:
+ *  - With CUDA it is called when the graph is instantiated, and what it enqueues is captured; a launch does not call it. So it enqueues what a
+ *    capture takes and nothing else, and what it does on the host happens once. It is called again only if the graph is instantiated again:
+ *    after leasehold_graph_update, or after a graph budget took the idle graph back.
+ *  - On the CPU native is 0, and the function does the work itself. It is called at each launch.
+ * CUDA's context is current meanwhile. Otherwise as leasehold_stream_host_call. */
 int leasehold_stream_foreign_call(leasehold_stream stream, const leasehold_operand *operands, size_t count,
                                   int (*call)(void *context, uintptr_t native, const leasehold_binding *bindings, size_t count),
                                   leasehold_release release, void *context, leasehold_point *point);

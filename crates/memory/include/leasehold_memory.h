@@ -77,10 +77,12 @@ void tl_mem_close_thread(void);
 
 /* Opens a scope and a frame with num_slots slots (0 to 65536; otherwise a misuse, and a frame without slots). A helper function may open
  * a frame for its caller. A function that forgets tl_mem_function_exit is recognised by the stack. If it used one of its slots, its
- * frame is closed when a function further out asks for its own slots or ends its own frame (TL_MISUSE_FRAME_REPAIRED). If it used
- * none, its frame may be one that a helper opened: the next tl_mem_function_exit of its caller closes it. The caller's own frame is
- * then closed when a function further out ends its frame, when the caller runs again and nothing was registered meanwhile, by
- * tl_mem_unwind, or when the thread ends. */
+ * caller's requests for slots pass over its frame, and the end of the caller's own frame closes it (TL_MISUSE_FRAME_REPAIRED). If it
+ * used none, its frame may be one that a helper opened: the caller's requests for slots use it, and the caller's next
+ * tl_mem_function_exit closes it. The caller's own frame is then closed when a function further out ends its frame, when the caller
+ * runs again and nothing was registered meanwhile, by tl_mem_unwind, or when the thread ends. When the caller runs again, the place
+ * that forgot is known (64 places a thread), and its frames end with the caller's. So a caller that has a frame leaves a few open,
+ * however often it runs. A caller without a frame takes tl_mem_mark and tl_mem_unwind. */
 void tl_mem_function_enter(int64_t num_slots);
 
 /* Closes the newest frame: every scope opened since (each one left open is counted), then its buffers. */

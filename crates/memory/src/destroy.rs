@@ -130,6 +130,9 @@ impl Local {
         // While its scopes close, destructors still find the frame.
         self.close_to(frame.depth);
         self.frames.truncate(self.frames.len() - 1);
+        if frame.instead != 0 {
+            self.frames_taken.update(|count| count - 1);
+        }
         self.floor.set(frame.floor);
         let p = &self.published;
         while self.slots.len() > frame.slot_base

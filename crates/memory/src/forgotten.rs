@@ -15,14 +15,13 @@
 //! requested slot is forgotten too.
 //! - `get_buffer` uses the newest frame that is not forgotten. By this a helper's frame becomes the
 //!   caller's own.
-//! - `function_exit` closes the newest frame if it is not forgotten; otherwise it closes all frames
-//!   down to the caller's own.
+//! - `function_exit` closes the newest frames that are forgotten, and the next one.
 //! - `exit_scope` closes forgotten frames above a scope of the caller.
 //!
-//! If a forgotten frame shows no such evidence, `function_exit` closes it in place of the caller's
-//! own frame and notes this in the own frame. A later call by a function further out, or a new call
-//! of the same function, shows that the own frame is over too. Then the call site is noted as a
-//! leaking one.
+//! If a forgotten frame shows no such evidence, the caller takes it as its own. Its requests for
+//! slots use this frame, and `function_exit` closes it in place of the caller's own frame. The own
+//! frame keeps a note of it. A later call by a function further out, or a new call of the same
+//! function, shows that the own frame is over too. Then the call site is noted as a leaking one.
 //!
 //! A frame is closed only by a function that closes a frame or scope further out. So objects that
 //! were registered meanwhile live as long as in any other interpretation. The same holds for the
@@ -30,7 +29,7 @@
 //!
 //! This module must not know slots' buffers.
 
-use crate::local::{Frame, Local};
+use crate::local::{Caller, Frame, Local};
 use crate::misuse::Misuse;
 
 /// The maximum number of noted call sites.
@@ -60,7 +59,10 @@ impl Local {
     /// Returns whether the function of a frame that has returned forgot to close it.
     pub(crate) fn forgotten(&self, at: u32) -> bool {
         let Some(frame) = self.frames.get(at) else { return false };
-        if frame.instead != 0 {
+        let taken = Caller { sp: frame.caller.sp, pc: frame.instead };
+        // A frame that the function took and that is still open proves nothing about its place.
+        let open = |i| self.frames.read(i, |f| f.caller == taken) == Some(true);
+        if frame.instead != 0 && !(at + 1..self.frames.len()).any(open) {
             self.note_leaking_site(frame.instead);
         }
         frame.used
@@ -70,7 +72,7 @@ impl Local {
     }
 
     /// Notes the call site `pc` as one that leaks its frame.
-    pub(crate) fn note_leaking_site(&self, pc: usize) {
+    fn note_leaking_site(&self, pc: usize) {
         let known = (0..self.leaking_sites.len()).any(|i| self.leaking_sites.get(i) == Some(pc));
         if !known && self.leaking_sites.len() < LEAKING_SITES_MAX {
             // Without memory the place will be detected again.

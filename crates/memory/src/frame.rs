@@ -94,42 +94,60 @@ impl Local {
 
     // ---- frames whose function has returned: see `forgotten.rs`
 
-    /// Closes the forgotten frames when the function with frame `own` ends a frame while newer ones
-    /// are open.
+    /// Closes the newest frames that are forgotten, and the next one, for the function with frame
+    /// `own`.
     #[cold]
     fn close_own(&self, own: u32) {
-        if (own + 1..self.frames.len()).all(|i| self.forgotten(i)) {
-            self.close_forgotten(own);
-        } else if let Some(newest) = self.frames.last() {
-            self.frames.update(own, |frame| frame.instead = newest.caller.pc);
+        let kept = (own + 1..self.frames.len()).rev().find(|&at| !self.forgotten(at));
+        self.close_forgotten(kept.unwrap_or(own));
+        if let Some(at) = kept {
+            self.take_for(own, at);
         }
         self.exit_newest();
     }
 
-    /// Handles a function that opens a frame. If the newest frame belongs to an earlier call of
-    /// this function that closed another frame in its place, the newest frame is over.
+    /// Notes that the function with frame `own` takes frame `at` as its own.
+    fn take_for(&self, own: u32, at: u32) {
+        let Some(taken) = self.frames.get(at) else { return };
+        self.frames.update(own, |frame| {
+            if frame.instead == 0 {
+                self.frames_taken.update(|count| count + 1);
+            }
+            frame.instead = taken.caller.pc;
+        });
+    }
+
+    /// Handles a function that opens a frame. If an earlier call of this function has taken another
+    /// frame in place of its own, and its own is still open, then the earlier call is over.
     #[inline(always)]
     fn reenter(&self, caller: Caller) {
-        let same = |frame: &Frame| {
-            frame.instead != 0 && frame.caller.sp == caller.sp && frame.caller.pc == caller.pc
+        let over = |frame: &Frame| {
+            frame.caller.sp <= caller.sp && (frame.caller.sp != caller.sp || frame.instead != 0)
         };
         let newest = self.frames.len().wrapping_sub(1);
-        if self.frames.read(newest, same) == Some(true) {
-            self.reenter_slow(newest);
+        if self.frames_taken.get() != 0 && self.frames.read(newest, over) == Some(true) {
+            self.reenter_slow(caller, newest);
         }
     }
 
     #[cold]
-    fn reenter_slow(&self, newest: u32) {
-        let Some(frame) = self.frames.get(newest).filter(|_| newest >= self.base_frames.get())
+    #[inline(never)]
+    fn reenter_slow(&self, caller: Caller, newest: u32) {
+        let Some((at, frame)) = (self.base_frames.get()..self.frames.len())
+            .rev()
+            .filter_map(|at| Some((at, self.frames.get(at)?)))
+            .take_while(|(_, frame)| frame.caller.sp <= caller.sp)
+            .find(|(_, frame)| frame.instead != 0 && frame.caller == caller)
         else {
             return;
         };
-        self.note_leaking_site(frame.instead);
-        // Objects that were registered since then must stay alive.
+        // This notes the place that leaks.
+        self.forgotten(at);
+        // Newer frames may be a coroutine's. Objects that were registered since then must stay
+        // alive.
         let empty =
             |i| self.marks.read(i, |mark| mark.head == NIL && mark.flags == 0) == Some(true);
-        if (frame.depth..self.depth()).all(empty) {
+        if at == newest && (frame.depth..self.depth()).all(empty) {
             self.misuse(Misuse::FrameRepaired, 0, i64::from(newest));
             self.close_frame();
         }
@@ -143,6 +161,7 @@ impl Local {
         let at = (own + 1..=newest).rev().find(|&at| has(at) && !self.forgotten(at)).unwrap_or(own);
         if at == newest {
             // A helper opened the frame for this function, which owns it from now on.
+            self.take_for(own, at);
             self.frames.update(at, |frame| frame.caller.sp = sp);
         }
         Some(at)

@@ -61,7 +61,7 @@ pub(crate) struct Record {
 }
 
 /// The position of a C caller.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Stack pointer at the call, 0 if unknown.
     pub(crate) sp: usize,
@@ -84,8 +84,8 @@ pub(crate) struct Frame {
     pub(crate) floor: u32,
     /// The frame's function has used one of its slots.
     pub(crate) used: bool,
-    /// The place of a frame that this frame's function closed in place of this one, unless the
-    /// function still closes this frame too; 0 for none.
+    /// The place of a frame that this frame's function took as its own or closed in place of this
+    /// one, unless the function still closes this frame too; 0 for none.
     pub(crate) instead: usize,
 }
 
@@ -118,6 +118,8 @@ pub(crate) struct Local {
     pub(crate) shared: SharedRef,
     pub(crate) frames: Stack<Frame>,
     pub(crate) slots: Stack<Slot>,
+    /// The number of frames whose function has taken another frame: their `instead` is set.
+    pub(crate) frames_taken: Cell<u32>,
     /// Call sites that open frames and never close them; see `forgotten.rs`.
     pub(crate) leaking_sites: Stack<usize>,
     pub(crate) records: Stack<Record>,
@@ -158,6 +160,7 @@ impl Local {
             shared,
             frames: Stack::new(),
             slots: Stack::new(),
+            frames_taken: Cell::new(0),
             leaking_sites: Stack::new(),
             records: Stack::new(),
             free_record: Cell::new(NIL),

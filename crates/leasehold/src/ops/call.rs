@@ -115,6 +115,10 @@ impl Stream {
     /// operands. It is given the native stream, and where the operands lie: not known before in a
     /// recording, where its temporaries get their addresses late and updates replace buffers.
     ///
+    /// In a recording with CUDA it is called when the graph is instantiated, and what it enqueues
+    /// is captured. No launch calls it, so it may enqueue only what a capture takes. On other
+    /// backends each launch calls it.
+    ///
     /// # Errors
     /// `Unsupported` on a device without foreign calls; `InvalidArgument` for memory of another
     /// device; the stream's cause.

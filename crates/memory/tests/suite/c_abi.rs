@@ -313,6 +313,20 @@ fn frames_belong_to_who_uses_them() {
     }
 }
 
+/// A function may forget its frame again and again, in any form. What stays open is bounded.
+#[test]
+#[cfg(unix)]
+fn forgotten_frames_do_not_pile_up() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    for flags in [&["-O0", "-pthread"][..], &["-O2", "-pthread"]] {
+        let program = build("forgotten.c", flags);
+        succeed(&mut run(&program));
+        let _ = std::fs::remove_file(program);
+    }
+}
+
 /// An exception that leaves a destructor ends the process, as the header says, because the
 /// interrupted operation cannot continue.
 #[test]
