@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 /// The pause between two looks, and between two looks for a cycle where there was none.
 const LOOK: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(1);
+/// The least part of that pause for each record that was read, so that many ranks leave the store
+/// its time.
+const READ: Duration = Duration::from_millis(10);
 /// The ranks of a cycle in its text, and the characters of each call.
 const SHOWN: usize = 6;
 const CALL: usize = 100;
@@ -304,10 +307,12 @@ impl Looker {
             return Ok(None);
         }
         let mut load = |other| if other == rank { Ok(Some(own.clone())) } else { load(other) };
-        let cycle = Records { read: HashMap::new(), load: &mut load }.cycle(rank)?;
+        let mut records = Records { read: HashMap::new(), load: &mut load };
+        let cycle = records.cycle(rank)?;
         let Some(steps) = cycle else {
             self.suspect = None;
-            self.pause = (2 * self.pause).clamp(LOOK, LONGEST);
+            let least = READ.saturating_mul(records.read.len() as u32);
+            self.pause = (2 * self.pause).clamp(LOOK, LONGEST).max(least);
             self.follow = Some(now + self.pause);
             return Ok(None);
         };

@@ -544,7 +544,7 @@ impl Client {
         }
     }
 
-    /// Makes a request and gives the answer, with the bytes behind it. A limit is the request's own.
+    /// Makes a request and gives the answer, with the bytes behind it, for a request's limit.
     fn ask(&self, request: &str, bytes: &[u8], limit: Duration) -> Result<(String, Vec<u8>)> {
         let idle = self.idle.lock().pop();
         let mut line = idle.map_or_else(|| self.another(limit.max(HANDSHAKE)), Ok)?;

@@ -1,11 +1,11 @@
 //! Stores, each in the same way, and the server against strangers.
 
 use leasehold::Error;
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold_collective::store::{LONGEST_KEY, LONGEST_VALUE};
 use leasehold_collective::{FileStore, Presence, Store, TcpStore, ThreadStore, World};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const NOW: Duration = Duration::ZERO;
