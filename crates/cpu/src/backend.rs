@@ -222,7 +222,7 @@ unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         // SAFETY: the caller vouches for the operations, by the trait's contract.
-        unsafe { self.queue.submit(ops, |point| self.waits().note(point)) }
+        unsafe { self.queue.submit(ops) }
     }
 
     fn flush(&self) -> Result<()> {
