@@ -19,8 +19,8 @@
 //!   completion word), monotone. Read by: any thread.
 //! - `first_failed`, the failures. Written by: the first thread that learns of a failure; the cause
 //!   before the value. Read by: any thread.
-//! - `expected`. Written by: any thread that may wait for a host timeline's value, monotone; the host
-//!   timeline at its start and end. Read by: the host timeline at its end.
+//! - `expected`. Written by: any thread that may wait for a host timeline's value, monotone; the
+//!   host timeline at its start and end. Read by: the host timeline at its end.
 //! - `known`, `known_besides`. Written by: the submitter, in its turn on the stream. Read by: the
 //!   submitter, for which a stale read only costs a wait; threads that ask what has passed.
 //!
@@ -34,8 +34,8 @@
 //!   timeline keeps a list of these ranges. Timepoints beyond the submitted values fail too: a host
 //!   timeline has such timepoints, and streams may wait for them. The next owner therefore begins
 //!   at least 2^36 values later.
-//! * A host timeline that ends fails the values that it has not signalled and that somebody may wait
-//!   for ([`Timeline::expect`]). So another one's signal never stands for them.
+//! * A host timeline that ends fails the values that it has not signalled and that somebody may
+//!   wait for ([`Timeline::expect`]). So another one's signal never stands for them.
 //! * `first_failed` is the lowest value that ever failed on the timeline. Below this value a check
 //!   reads no list; from this value on the list decides, under its lock. So timelines that never
 //!   failed pay nothing.
