@@ -62,7 +62,7 @@ struct Kernels {
 impl Kernels {
     fn of(runtime: &Runtime) -> Result<Arc<Self>> {
         let (add, scale) =
-            (KernelBase::cpu("add", add).reads(2), KernelBase::cpu("scale", scale).reads(1));
+            (KernelBuilder::cpu("add", add).reads(2), KernelBuilder::cpu("scale", scale).reads(1));
         let (add, scale) = (add.writes(1).aligned(4), scale.writes(1).aligned(4).params::<f32>());
         // SAFETY: both touch their bindings through slices, which check bounds, and a tile writes a
         // part of its own.

@@ -23,7 +23,7 @@ fn main() -> Result<()> {
 
     // SAFETY: slices check the bounds of the bindings, and each tile writes its own part.
     let axpy = unsafe {
-        KernelBase::cpu("axpy", axpy).reads(1).read_writes(1).params::<f32>().aligned(4).build()
+        KernelBuilder::cpu("axpy", axpy).reads(1).read_writes(1).params::<f32>().aligned(4).build()
     }?;
     let (start, end) = (runtime.create_event()?, runtime.create_event()?);
     stream.record(&start)?;

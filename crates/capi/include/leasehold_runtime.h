@@ -16,7 +16,8 @@
  *    pauses while about 8,192 operations of the stream are pending; after 30 seconds in which none of them ends it is LEASEHOLD_TIMEOUT.
  *  - A time limit is in nanoseconds. 0 polls, and LEASEHOLD_FOREVER is none.
  *  - Work that failed poisons its stream: from then on each call there is that failure. Take another stream to go on. Buffers that the work
- *    wrote hand the failure on, until they are overwritten as a whole.
+ *    wrote hand the failure on, until they are overwritten as a whole: what reads them on another stream is refused with that failure, and
+ *    its stream goes on. A failure that becomes known later, or that the stream was told to wait for, poisons that stream too.
  *  - LEASEHOLD_DEVICE_LOST is for good: the device stays lost until the process ends. Start the process anew; other devices go on.
  *
  * Functions of the caller
@@ -463,7 +464,8 @@ int leasehold_graph_nodes(leasehold_graph graph, char **json);
 /* Makes a timeline that the host signals: a stream may wait for a value of it that nobody has signalled yet. */
 int leasehold_host_timeline_create(leasehold_runtime runtime, leasehold_host_timeline *timeline);
 int leasehold_host_timeline_retain(leasehold_host_timeline timeline);
-/* A stream that still waits for a value fails: nobody could signal it any more. */
+/* With the last holder the values that were not signalled fail: nobody could signal them any more. A stream that waits for one fails, and a
+ * graph that was recorded with such a wait is refused at its launch. */
 int leasehold_host_timeline_release(leasehold_host_timeline timeline);
 
 /* The point after the one that the host timeline stands at. A fresh one stands anywhere. */

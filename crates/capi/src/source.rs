@@ -123,7 +123,7 @@ impl Sources {
     /// Blocks until all work of the device's streams is over.
     pub(crate) fn synchronize(&self, runtime: &Runtime) -> Result<()> {
         match (&self.host, cuda::device_state(runtime)) {
-            (None, Some(device)) => device.primary().externals().synchronize(),
+            (None, Some(device)) => device.primary().externals().whole()?.synchronize_context(),
             _ => runtime.synchronize(),
         }
     }

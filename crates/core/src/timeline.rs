@@ -19,6 +19,8 @@
 //!   completion word), monotone. Read by: any thread.
 //! - `first_failed`, the failures. Written by: the first thread that learns of a failure; the cause
 //!   before the value. Read by: any thread.
+//! - `expected`. Written by: any thread that may wait for a host timeline's value, monotone; the
+//!   host timeline at its start and end. Read by: the host timeline at its end.
 //! - `known`, `known_besides`. Written by: the submitter, in its turn on the stream. Read by: the
 //!   submitter, for which a stale read only costs a wait; threads that ask what has passed.
 //!
@@ -32,6 +34,8 @@
 //!   timeline keeps a list of these ranges. Timepoints beyond the submitted values fail too: a host
 //!   timeline has such timepoints, and streams may wait for them. The next owner therefore begins
 //!   at least 2^36 values later.
+//! * A host timeline that ends fails the values that it has not signalled and that somebody may
+//!   wait for ([`Timeline::expect`]). So another one's signal never stands for them.
 //! * `first_failed` is the lowest value that ever failed on the timeline. Below this value a check
 //!   reads no list; from this value on the list decides, under its lock. So timelines that never
 //!   failed pay nothing.
@@ -102,6 +106,10 @@ const NEVER: u64 = u64::MAX;
 #[cfg(not(loom))]
 pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) -> Result<()> + Send + Sync>;
 
+/// A call that is told what became of a value.
+#[cfg(not(loom))]
+type Call = Box<dyn FnOnce(Result<()>) + Send>;
+
 /// The failures of a timeline.
 #[derive(Default)]
 struct Failures {
@@ -145,6 +153,9 @@ pub struct Timeline {
     completed: CachePadded<AtomicU64>,
     /// The lowest value that ever failed.
     first_failed: AtomicU64,
+    /// The largest value that somebody may wait for before it is signalled. [`NEVER`] while the
+    /// timeline is no host timeline's.
+    expected: AtomicU64,
     waiters: AtomicU32,
     external: AtomicBool,
     id: TimelineId,
@@ -159,6 +170,9 @@ pub struct Timeline {
     wake: Condvar,
     #[cfg(not(loom))]
     publisher: Mutex<Option<Publisher>>,
+    /// Calls of a host timeline's values that are not over.
+    #[cfg(not(loom))]
+    calls: Mutex<Vec<(u64, Call)>>,
 }
 
 impl Timeline {
@@ -167,6 +181,7 @@ impl Timeline {
             submitted: CachePadded::new(AtomicU64::new(0)),
             completed: CachePadded::new(AtomicU64::new(0)),
             first_failed: AtomicU64::new(NEVER),
+            expected: AtomicU64::new(NEVER),
             waiters: AtomicU32::new(0),
             external: AtomicBool::new(false),
             id: TimelineId(id),
@@ -179,6 +194,8 @@ impl Timeline {
             wake: Condvar::new(),
             #[cfg(not(loom))]
             publisher: Mutex::new(None),
+            #[cfg(not(loom))]
+            calls: Mutex::default(),
         }
     }
 
@@ -248,6 +265,15 @@ impl Timeline {
     #[inline]
     pub fn at(&self, value: u64) -> Timepoint {
         Timepoint { timeline: self.id, value: value.min(VALUE_LIMIT - 1) }
+    }
+
+    /// Notes that somebody may wait for `value`. If its host timeline ends without having signalled
+    /// it, the value fails. Returns whether the value was submitted or may still come: only a host
+    /// timeline has values to come.
+    #[inline]
+    pub fn expect(&self, value: u64) -> bool {
+        let last = value.min(VALUE_LIMIT - 1);
+        value <= self.submitted() || self.expected.fetch_max(last, Ordering::AcqRel) != NEVER
     }
 
     /// Returns whether all submitted work is over.

@@ -1,8 +1,9 @@
 //! Host timelines: timelines that the host signals.
 //!
 //! A host timeline begins at the value that its timeline had reached: its first value is
-//! [`Timeline::completed`], usually 0. If a host timeline is dropped while a stream waits for it,
-//! it fails. So no waiter hangs, and the timeline is not lent again.
+//! [`Timeline::completed`], usually 0. A host timeline that is dropped fails the values that
+//! somebody [may wait for](Timeline::expect), now or later. So no waiter hangs, and no other host
+//! timeline's signal stands for them.
 //!
 //! This module must not know how streams wait.
 
@@ -30,9 +31,6 @@ pub trait HostSignals: Send + Sync + 'static {
 
     /// Destroys the driver's object, and removes the records of the host timeline. Must not block.
     fn destroy(&self, timeline: &'static Timeline, native: &Self::Native);
-
-    /// Whether a stream waits for a value that was not signalled. The host timeline has no holder.
-    fn is_awaited(&self, timeline: &'static Timeline, native: &Self::Native) -> bool;
 
     /// Tells the driver's object the signalled value, before the waiting threads wake. One call at
     /// a time for each host timeline. Must not block.
@@ -81,6 +79,12 @@ impl<S: HostSignals> HostTimelineState<S> {
     #[inline]
     pub fn timeline(&self) -> &'static Timeline {
         self.signals.timeline()
+    }
+
+    /// Tells the backend of the first failure.
+    fn tell(&self, cause: &Error) {
+        self.backend.fail(&self.native, cause);
+        self.backend.resume(self.timeline(), u64::MAX);
     }
 }
 
@@ -142,8 +146,7 @@ impl<S: HostSignals> HostTimeline for HostTimelineState<S> {
 
     fn fail(&self, cause: Error) {
         if self.signals.fail(cause.clone()) {
-            self.backend.fail(&self.native, &cause);
-            self.backend.resume(Self::timeline(self), u64::MAX);
+            self.tell(&cause);
         }
     }
 }
@@ -162,9 +165,9 @@ impl<S: HostSignals> Resource for HostTimelines<S> {
     }
 
     fn recycle(&self, host_timeline: &mut HostTimelineState<S>) -> Recycle {
-        if self.0.is_awaited(host_timeline.timeline(), &host_timeline.native) {
-            let cause = "the host timeline was dropped before the value was signalled";
-            HostTimeline::fail(host_timeline, Error::state(cause));
+        let cause = Error::state("the host timeline was dropped before the value was signalled");
+        if host_timeline.signals.end(cause.clone()) {
+            host_timeline.tell(&cause);
         }
         Recycle::Destroy
     }

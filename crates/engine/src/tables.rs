@@ -42,10 +42,6 @@ impl<N: DriverStream> HostSignals for Tables<N> {
         self.remove_origin(timeline);
     }
 
-    fn is_awaited(&self, timeline: &'static Timeline, (): &()) -> bool {
-        self.most_waited(timeline.id()).is_some_and(|value| value > timeline.completed())
-    }
-
     fn resume(&self, timeline: &'static Timeline, value: u64) {
         resume_waiting(self, timeline.id(), value);
     }

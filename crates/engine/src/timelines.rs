@@ -105,16 +105,6 @@ impl<S> Timelines<S> {
         !self.waits.lock().is_empty()
     }
 
-    /// The largest value of a timeline that some stream waits for.
-    pub(crate) fn most_waited(&self, timeline: TimelineId) -> Option<u64> {
-        self.waits
-            .lock()
-            .iter()
-            .filter(|(p, _)| p.timeline_id() == timeline)
-            .map(|(p, _)| p.value())
-            .max()
-    }
-
     /// Takes some of the streams that wait for `timeline` up to `value`; none if no stream waits. A
     /// batch has a fixed size: the call allocates nothing, and a stream's last reference drops
     /// without the lock.

@@ -15,6 +15,7 @@ use std::any::Any;
 use std::fmt;
 use std::marker::PhantomPinned;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Keeps host memory (or any other object) alive until a timepoint has passed.
 ///
@@ -268,6 +269,18 @@ impl TimestampQuery {
         match self.nanos.load(Ordering::Acquire) {
             0 => None,
             n => Some(n),
+        }
+    }
+
+    /// The time since an earlier timestamp, if both are stored here. Zero if this one was written
+    /// first.
+    ///
+    /// # Errors
+    /// `InvalidState` for a timestamp that was not written.
+    pub fn since(&self, start: &Self) -> Result<Duration> {
+        match (start.get(), self.get()) {
+            (Some(from), Some(to)) => Ok(Duration::from_nanos(to.saturating_sub(from))),
+            _ => Err(Error::state("a timestamp that was not written yet")),
         }
     }
 

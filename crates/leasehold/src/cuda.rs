@@ -99,7 +99,7 @@ pub fn raw_pointer(runtime: &Runtime, view: BufferView<'_>) -> Result<u64> {
 /// - `stream` is a `CUstream` of the device's primary context, or 0, 1 or 2.
 /// - Its owner calls [`end_external_stream`] before it destroys the stream. Otherwise nothing of
 ///   this library is called with memory or timepoints of the stream before
-///   [`ExternalManager::synchronize`], which uses no handle.
+///   [`ExternalStream::synchronize_context`], which uses no handle.
 pub unsafe fn external_stream(runtime: &Runtime, stream: u64) -> Result<Arc<ExternalStream>> {
     let device = known(runtime)?;
     // SAFETY: the caller vouches for the handle.

@@ -1,9 +1,10 @@
 //! Futures of a stream's work, of timepoints, events and downloads, for any executor.
 //!
-//! A future needs no executor of its own and no thread that polls: a host call of the stream wakes
-//! it, once what it waits for is over. It says the cause if that failed, also if the stream or the
-//! device ends first. A waker is called where [`Stream::on_complete`] calls: mostly on the thread
-//! that runs the stream's host calls.
+//! A future needs no executor of its own and no thread that polls: a host call of the stream, or
+//! the host timeline's signal, wakes it, once what it waits for is over. It says the cause if that
+//! failed, also if the stream or the device ends first. A waker is called where
+//! [`Stream::on_complete`] calls: mostly on the thread that runs the stream's host calls. That of a host timeline's value is called by who signals or
+//! drops it. A waker that panics harms nobody else, and that of a dropped future is not called.
 //!
 //! Dropping a future gives up the wait alone: the work goes on, and keeps the memory that it uses.
 
@@ -14,6 +15,7 @@ use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::Stream;
 use crate::view::View;
 use bytemuck::Pod;
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Timepoint};
 use std::fmt;
@@ -38,9 +40,9 @@ fn tell(shared: &Mutex<Shared>, result: Result<()>) {
         shared.result = Some(result);
         shared.waker.take()
     };
-    // Without the lock: a waker may be anybody's.
+    // Without the lock, and its panic is not the stream's: a waker may be anybody's.
     if let Some(waker) = waker {
-        waker.wake();
+        quietly(|| waker.wake());
     }
 }
 
@@ -50,6 +52,8 @@ fn when_over(
     point: Timepoint,
     call: impl FnOnce(Result<()>) + Send + 'static,
 ) {
+    // A host timeline tells it itself.
+    let Err(call) = point.timeline().call_when_over(point.value(), call) else { return };
     let of = |owner: &Arc<RuntimeInner>| {
         owner.stream_of(point).map(|core| Stream::new(core, None, owner.clone()))
     };
@@ -296,6 +300,14 @@ impl Future for Completion {
                 Poll::Pending
             }
         }
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        let waker = self.0.lock().waker.take();
+        // Without the lock: it may be anybody's.
+        quietly(|| drop(waker));
     }
 }
 

@@ -26,7 +26,7 @@
 
 use crate::array::{Array, ArrayView};
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Locked, Scratch, Stream, StreamCore};
+use crate::stream::{Locked, Scratch, Stream, StreamCore, push_waits};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, MIN_ALIGN, On};
 use leasehold_core::defects::{Defect, planted};
@@ -535,7 +535,7 @@ fn submit_words(
 ) -> Result<Timepoint> {
     let Scratch { waits, ops, .. } = scratch;
     ops.clear();
-    ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+    push_waits(waits, ops)?;
     for Words { buffer, values, large } in words {
         let fill = |offset: u64, bytes: u64, pattern: u32| {
             let (dst, native) = (buffer.addr() + offset, buffer.native());

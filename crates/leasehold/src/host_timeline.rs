@@ -10,8 +10,9 @@ use std::fmt;
 /// A timeline that the host signals: streams may wait for values that nobody has signalled yet.
 /// Clones are the same host timeline; any thread.
 ///
-/// Dropping the last clone while a stream waits for a value fails that stream: nobody could signal
-/// it any more.
+/// Dropping the last clone fails the values that were not signalled: nobody could signal them any
+/// more. Streams that wait for one are poisoned, and later waits for one fail at once, also those
+/// of graphs.
 ///
 /// About 8,192 operations may be pending behind a value that is not signalled. A thread that
 /// submits more waits for room, and gets [`Error::Timeout`] if nothing completes meanwhile: see
@@ -55,7 +56,9 @@ impl HostTimeline {
     /// ([`Runtime::wait_for`](crate::Runtime::wait_for)) to wait for.
     #[must_use]
     pub fn at(&self, value: u64) -> Timepoint {
-        self.raw.timeline().at(value)
+        let timeline = self.raw.timeline();
+        timeline.expect(value);
+        timeline.at(value)
     }
 
     /// The timepoint of the value after the present one.

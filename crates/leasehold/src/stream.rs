@@ -32,7 +32,9 @@ pub(crate) use away::{
     PoolTurn, check as check_present, check_all as check_all_present, is_suspended,
 };
 pub(crate) use inside::{Inside, in_host_call};
-pub(crate) use records::{Locked, Use, add_wait, check_end, check_own, in_submission, need};
+pub(crate) use records::{
+    Locked, Use, add_wait, check_end, check_own, in_submission, need, push_waits,
+};
 pub(crate) use submit_lock::{Scratch, Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
 
 use crate::graph::Recording;
@@ -69,8 +71,13 @@ use std::time::{Duration, Instant};
 /// more is run. Take another stream, or for the default one
 /// [`Runtime::replace_default_stream`](crate::Runtime::replace_default_stream), to go on. Buffers
 /// that the failed work wrote hand the failure to whoever reads them, until they are overwritten as
-/// a whole. Work that is submitted while the failed work still runs waits for it and fails with it,
-/// also work that only overwrites: [`synchronize`](Self::synchronize) the failed stream first.
+/// a whole.
+///
+/// Work on another stream that needs what failed is refused with the cause if the failure is known
+/// as it is submitted: nothing is submitted, and that stream goes on. If the failure becomes known
+/// later, it poisons that stream too. So does an explicit [`wait`](Self::wait) for what failed.
+/// While the failed work still runs, this holds for work that only overwrites, too:
+/// [`synchronize`](Self::synchronize) the failed stream first.
 #[doc(alias("infinirtStream_t", "Stream_t"))]
 #[derive(Clone)]
 pub struct Stream {
@@ -102,7 +109,7 @@ impl Stream {
     /// The stream itself, or the one that a recording's stream stands for: for what changes
     /// nothing, and where it is known that the stream does not record.
     #[inline]
-    pub(crate) fn under(&self) -> &StreamCore {
+    pub(crate) fn under(&self) -> &Arc<StreamCore> {
         &self.live
     }
 

@@ -381,7 +381,12 @@ impl ModuleOps for SimDriver {
         told
     }
 
-    unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
+    unsafe fn module_function(
+        &self,
+        module: NativeModule,
+        name: &str,
+        limits: &[(u32, u32)],
+    ) -> Result<NativeFunction> {
         const API: &str = "cuModuleGetFunction";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -411,13 +416,14 @@ impl ModuleOps for SimDriver {
                 .into(),
             ));
         }
-        // The driver returns the same handle for the same name.
-        let known =
-            tables.functions.iter().find(|(_, f)| f.module == module.0 && *f.kernel.name == *name);
+        // The driver returns the same handle for the same name. The limits it does not know.
+        let is_it =
+            |f: &Function| f.module == module.0 && *f.kernel.name == *name && f.limits == limits;
+        let known = tables.functions.iter().find(|(_, f)| is_it(f));
         if let Some((&known, _)) = known {
             return Ok(NativeFunction(known));
         }
-        let (spec, params) = match (registered, emulated) {
+        let (mut spec, params) = match (registered, emulated) {
             (Some(spec), _) => (spec, None),
             (None, Some((emulator, at))) => {
                 let spec = emulated_kernel(&emulator, at, self.config.reverse)?;
@@ -425,12 +431,15 @@ impl ModuleOps for SimDriver {
             }
             (None, None) => return Err(refuse(API, code::INVALID_HANDLE)),
         };
+        if spec.limits.is_empty() {
+            spec.limits = limits.to_vec();
+        }
         let handle = tables.handle();
         // Of its own, so that the machine can tell whether the function is used.
         let kernel = Arc::new(Kernel { name: name.into(), spec });
-        let shared = memory::SHARED;
+        let (shared, limits) = (memory::SHARED, limits.to_vec());
         let function =
-            Function { module: module.0, context: scope.context, kernel, shared, params };
+            Function { module: module.0, context: scope.context, kernel, shared, params, limits };
         tables.functions.insert(handle, function);
         Ok(NativeFunction(handle))
     }

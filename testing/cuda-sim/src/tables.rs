@@ -69,6 +69,8 @@ pub(super) struct Function {
     pub params: Option<Vec<Param>>,
     /// The most bytes of dynamic shared memory of a launch.
     pub shared: u32,
+    /// The limits that it was found with.
+    pub limits: Vec<(u32, u32)>,
 }
 
 /// The kind of a node, with the properties that updates may not change.

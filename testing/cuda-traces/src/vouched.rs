@@ -289,7 +289,7 @@ impl<'a> Vouched<'a> {
     /// See the trait's method.
     pub fn module_function(self, module: NativeModule, name: &str) -> Result<NativeFunction> {
         // SAFETY: the maker of `self` vouches for the arguments.
-        unsafe { self.0.module_function(module, name) }
+        unsafe { self.0.module_function(module, name, &[]) }
     }
 
     /// See the trait's method.

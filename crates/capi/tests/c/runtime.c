@@ -543,6 +543,40 @@ static void host_timelines(void) {
     OK(leasehold_buffer_release(a));
 }
 
+/* What nobody can signal any more fails, at once, and others' signals do not stand for it. */
+static void ended_host_timelines(void) {
+    leasehold_host_timeline timeline, others[64];
+    leasehold_stream second, recording;
+    leasehold_buffer a = alloc(stream, BYTES);
+    leasehold_graph graph;
+    leasehold_point point, other;
+    OK(leasehold_stream_fill(stream, whole(a, 0), 0x3f800000, 4, NULL));
+    OK(leasehold_stream_create(runtime, NULL, &second));
+    OK(leasehold_host_timeline_create(runtime, &timeline));
+    OK(leasehold_host_timeline_next(timeline, &point));
+    OK(leasehold_record_begin(runtime, &recording));
+    OK(leasehold_stream_wait_point(recording, point));
+    OK(leasehold_stream_fill(recording, whole(a, 0), 0x40400000, 4, NULL));
+    OK(leasehold_record_end(recording, &graph));
+    OK(leasehold_stream_release(recording));
+    OK(leasehold_host_timeline_release(timeline));
+    THAT(leasehold_graph_launch(graph, second, NULL) == LEASEHOLD_INVALID_STATE);
+    THAT(strstr(leasehold_last_error(), "dropped before the value was signalled") != NULL);
+    for (size_t i = 0; i < 64; i++) {
+        OK(leasehold_host_timeline_create(runtime, &others[i]));
+        OK(leasehold_host_timeline_next(others[i], &other));
+        OK(leasehold_host_timeline_signal(others[i], other.value + 10));
+    }
+    THAT(leasehold_graph_launch(graph, second, NULL) == LEASEHOLD_INVALID_STATE);
+    OK(leasehold_stream_synchronize(second, LEASEHOLD_FOREVER));
+    THAT(all_are(a, 1.0f));
+    for (size_t i = 0; i < 64; i++)
+        OK(leasehold_host_timeline_release(others[i]));
+    OK(leasehold_graph_release(graph));
+    OK(leasehold_stream_release(second));
+    OK(leasehold_buffer_release(a));
+}
+
 /* Returns whether a file has a text, and removes the file. */
 static int file_has(const char *path, const char *text) {
     static char bytes[1 << 20];
@@ -596,6 +630,7 @@ int main(int argc, char **argv) {
     calls();
     graphs();
     host_timelines();
+    ended_host_timelines();
     traces();
     info.size = sizeof info;
     OK(leasehold_runtime_describe(runtime, &info));

@@ -346,7 +346,7 @@ fn temporaries_and_updates_of_graphs_reach_the_calls() {
             r.comm.all_reduce(recording.stream(), &scratch, Reduce::Sum)?;
             recording.stream().copy(y.view(), scratch.view())
         })?;
-        graph.launch_on(r.runtime.stream())?;
+        graph.launch()?;
         assert_eq!(r.runtime.to_vec(&y)?, [2, 4]);
         let _ = graph.update(&leasehold::GraphUpdate::new().buffer(&x, &other))?;
         graph.launch_on(r.runtime.stream())?;

@@ -181,6 +181,9 @@ impl TimelineOwner {
     /// call it, in its turn, after the wait was submitted and before further submissions.
     #[inline]
     pub fn learn(&self, point: Timepoint) {
+        // Timelines of models are in no table.
+        #[cfg(not(loom))]
+        point.timeline().expect(point.value());
         let timepoint = PackedTimepoint::from(point);
         if !self.timeline.knows(timepoint) && timepoint.timeline_id() != self.timeline.id {
             let at = usize::from(point.timeline.0) % KNOWN;
@@ -310,7 +313,9 @@ impl HostTimelineOwner {
     /// # Errors
     /// As [`TimelineOwner::take`].
     pub fn take() -> Result<Self> {
-        Ok(Self { owner: TimelineOwner::take()?, turn: Mutex::new(()) })
+        let owner = TimelineOwner::take()?;
+        owner.timeline.expected.store(0, Ordering::Release);
+        Ok(Self { owner, turn: Mutex::new(()) })
     }
 
     /// The timeline.
@@ -336,24 +341,63 @@ impl HostTimelineOwner {
     /// # Errors
     /// As [`signal`](Self::signal). If `signal` fails, the value is used up and not complete.
     pub fn signal_with(&self, value: u64, signal: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _turn = self.turn.lock();
+        let turn = self.turn.lock();
         if let Some((_, cause)) = self.timeline().failure() {
             return Err(cause);
         }
         self.owner.advance_to(value)?;
         signal()?;
         self.owner.complete(value);
+        drop(turn);
+        self.make_calls();
         Ok(())
+    }
+
+    /// Makes the calls of values that are over, without the turn.
+    fn make_calls(&self) {
+        #[cfg(not(loom))]
+        self.timeline().make_calls();
     }
 
     /// Fails every value that was not signalled. Returns whether this was the first failure; a
     /// later one changes nothing. Any thread; blocks only for another signal.
     pub fn fail(&self, cause: Error) -> bool {
-        let _turn = self.turn.lock();
+        let turn = self.turn.lock();
         if self.timeline().failure().is_some() {
             return false;
         }
         self.owner.poison(self.timeline().submitted() + 1, cause);
+        drop(turn);
+        self.make_calls();
         true
+    }
+
+    /// Ends the host timeline: fails the values that somebody may [wait for](Timeline::expect) and
+    /// that were not signalled. No further value is signalled. Returns whether this was the first
+    /// failure. The drop does the same.
+    pub fn end(&self, cause: Error) -> bool {
+        let turn = self.turn.lock();
+        let timeline = self.timeline();
+        let expected = timeline.expected.swap(NEVER, Ordering::AcqRel);
+        if expected == NEVER || expected <= timeline.submitted() {
+            return false;
+        }
+        let first = timeline.failure().is_none();
+        if first {
+            self.owner.poison(timeline.submitted() + 1, cause);
+        }
+        // The values are over, and the next owner's lie beyond them.
+        timeline.submitted.store(expected, Ordering::Release);
+        self.owner.complete(expected);
+        drop(turn);
+        self.make_calls();
+        first
+    }
+}
+
+#[cfg(not(loom))]
+impl Drop for HostTimelineOwner {
+    fn drop(&mut self) {
+        self.end(Error::state("the host timeline's owner went before the value was signalled"));
     }
 }

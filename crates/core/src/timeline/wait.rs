@@ -5,10 +5,12 @@
 
 use super::Timeline;
 #[cfg(not(loom))]
-use super::TimelineId;
+use super::{NEVER, TimelineId, VALUE_LIMIT};
 #[cfg(not(loom))]
 use crate::error::Error;
 use crate::error::Result;
+#[cfg(not(loom))]
+use crate::panics::quietly;
 use crate::sync::atomic::{Ordering, fence};
 #[cfg(not(loom))]
 use std::cell::Cell;
@@ -118,6 +120,38 @@ impl Timeline {
         drop(guard);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         result
+    }
+
+    /// Has `call` told what becomes of a host timeline's value, once: on the thread that signals,
+    /// fails or ends it, or at once. It must not block. Its panic is lost.
+    ///
+    /// # Errors
+    /// The call, if the timeline is no host timeline's.
+    #[cfg(not(loom))]
+    pub fn call_when_over<C>(&self, value: u64, call: C) -> std::result::Result<(), C>
+    where
+        C: FnOnce(Result<()>) + Send + 'static,
+    {
+        let value = value.min(VALUE_LIMIT - 1);
+        if self.expected.fetch_max(value, Ordering::AcqRel) == NEVER {
+            return Err(call);
+        }
+        self.calls.lock().push((value, Box::new(call)));
+        self.make_calls();
+        Ok(())
+    }
+
+    /// Makes the calls whose values are over. The caller holds no lock.
+    #[cfg(not(loom))]
+    pub(super) fn make_calls(&self) {
+        loop {
+            let mut calls = self.calls.lock();
+            let over = |(value, _): &(u64, _)| !matches!(self.check(*value), Ok(false));
+            let Some(at) = calls.iter().position(over) else { return };
+            let (value, call) = calls.swap_remove(at);
+            drop(calls);
+            quietly(|| call(self.check(value).map(drop)));
+        }
     }
 
     /// Waits, on a failed timeline, until `value` has [passed](Self::has_passed), so that none of

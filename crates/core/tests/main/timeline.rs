@@ -461,3 +461,33 @@ fn a_value_that_nobody_has_submitted_is_in_nobodys_way() {
     owner.complete(value);
     assert!(owner.timeline().has_passed(value));
 }
+
+#[test]
+fn a_host_timeline_that_ends_fails_what_was_expected_of_it() {
+    let host_timeline = HostTimelineOwner::take().unwrap();
+    let timeline = host_timeline.timeline();
+    let start = timeline.submitted();
+    assert!(timeline.expect(start + 5) && timeline.expect(start + 2));
+    host_timeline.signal(start + 3).unwrap();
+    assert!(host_timeline.end(Error::state("it has ended")), "the first failure");
+    assert!(!host_timeline.end(Error::state("again")), "one end");
+    assert!(!timeline.expect(start + 6), "nobody signals it any more");
+    drop(host_timeline);
+    assert!(timeline.is_settled(start + 3));
+    for value in [start + 4, start + 5] {
+        assert!(timeline.check(value).unwrap_err().to_string().contains("it has ended"));
+    }
+    // Without values that somebody may wait for there is no failure, and another one gets it.
+    let host_timeline = HostTimelineOwner::take().unwrap();
+    let (timeline, value) = (host_timeline.timeline(), host_timeline.timeline().submitted() + 1);
+    assert!(timeline.expect(value));
+    host_timeline.signal(value).unwrap();
+    drop(host_timeline);
+    assert!(timeline.failure().is_none() && timeline.is_settled(value));
+    // Its whole range is kept from it.
+    let host_timeline = HostTimelineOwner::take().unwrap();
+    let timeline = host_timeline.timeline();
+    assert!(timeline.expect(u64::MAX));
+    drop(host_timeline);
+    assert!(timeline.check(VALUE_LIMIT - 1).is_err());
+}

@@ -139,11 +139,7 @@ impl Queue {
     ///
     /// # Safety
     /// - See `hal::Stream::submit`.
-    pub(crate) unsafe fn submit(
-        &self,
-        ops: &[Op<'_>],
-        note_wait: impl Fn(Timepoint),
-    ) -> Result<u64> {
+    pub(crate) unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         self.shared.pool.check_process()?;
         let timeline = self.timeline();
         for op in ops {
@@ -176,7 +172,6 @@ impl Queue {
         for op in ops {
             if let Op::Wait(p) = op {
                 self.shared.owner.learn(*p);
-                note_wait(*p);
             }
             pending.ops.push(op);
         }

@@ -10,7 +10,7 @@
 use super::buffer::BufferManager;
 use super::event::EventManager;
 use super::graph::GraphManager;
-use super::host_timeline::{HostTimelineManager, HostTimelineWaits};
+use super::host_timeline::{HostTimelineManager, Sleepers};
 use super::pipeline::{Functions, PipelineManager};
 use super::stream::{self, StreamManager};
 use crate::config::CpuConfig;
@@ -64,7 +64,6 @@ impl DeviceState {
             config.spin,
             config.host_spin,
         ));
-        let waits = Arc::new(HostTimelineWaits::default());
         let caps = &mut description.caps;
         caps.host_visible = true;
         caps.pageable_memory_access = true;
@@ -84,9 +83,9 @@ impl DeviceState {
         limits.buffer = topology.memory.max(1);
         Ok(Self {
             _place: PhantomPinned,
-            streams: stream::manager(pool.clone(), waits.clone(), config.streams)?,
+            streams: stream::manager(pool.clone(), config.streams)?,
             events: EventManager::new()?,
-            host_timelines: HostTimelineManager::new(waits)?,
+            host_timelines: HostTimelineManager::new(Arc::new(Sleepers))?,
             pipelines: PipelineManager::new(Functions)?,
             graphs: GraphManager::new()?,
             device_memory: AllocatorCell::default(),

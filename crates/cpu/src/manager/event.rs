@@ -4,10 +4,9 @@
 //! This module must not know when timepoints are written.
 
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+    Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
 };
 use leasehold_hal::TimestampQuery;
-use std::time::Duration;
 
 struct Timestamps;
 
@@ -46,17 +45,6 @@ impl EventManager {
     /// `OutOfMemory`.
     pub fn acquire(&self) -> Result<Lease<TimestampQuery>> {
         self.manager.acquire(&())
-    }
-
-    /// The time between two timestamps. The time is zero if `end` was written before `start`.
-    ///
-    /// # Errors
-    /// `InvalidState` for a timestamp that was not written.
-    pub fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
-        match (start.get(), end.get()) {
-            (Some(from), Some(to)) => Ok(Duration::from_nanos(to.saturating_sub(from))),
-            _ => Err(Error::state("a timestamp that was not written yet")),
-        }
     }
 
     /// The pool's statistics.

@@ -6,7 +6,6 @@
 //!
 //! This module must not know what streams run.
 
-use super::host_timeline::HostTimelineWaits;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::Queue;
 use leasehold_core::sync::Arc;
@@ -18,7 +17,6 @@ use std::marker::PhantomPinned;
 /// A stream: its queue.
 pub struct StreamState {
     pub(crate) queue: Queue,
-    waits: Arc<HostTimelineWaits>,
     /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
@@ -28,10 +26,6 @@ impl StreamState {
     #[inline]
     pub fn timeline(&self) -> &'static Timeline {
         self.queue.timeline()
-    }
-
-    pub(crate) fn waits(&self) -> &HostTimelineWaits {
-        &self.waits
     }
 }
 
@@ -59,14 +53,8 @@ impl fmt::Debug for StreamState {
 pub type StreamManager = StreamPool<StreamState>;
 
 /// A manager of at most `limit` streams.
-pub(crate) fn manager(
-    pool: Arc<TilePool>,
-    waits: Arc<HostTimelineWaits>,
-    limit: u32,
-) -> Result<StreamManager> {
-    let make = move |(): &()| {
-        let queue = Queue::new(pool.clone())?;
-        Ok(StreamState { queue, waits: waits.clone(), _place: PhantomPinned })
-    };
+pub(crate) fn manager(pool: Arc<TilePool>, limit: u32) -> Result<StreamManager> {
+    let make =
+        move |(): &()| Ok(StreamState { queue: Queue::new(pool.clone())?, _place: PhantomPinned });
     StreamPool::new(limit, Box::new(make))
 }

@@ -43,8 +43,9 @@ impl ConditionSetter {
         // From here on the drop unloads the module.
         let mut setter = Self { context, module, function, waits };
         // SAFETY: the module was loaded just now.
-        setter.function =
-            setter.context.within(|ops| unsafe { ops.module_function(module, SET_CONDITION) })?;
+        setter.function = setter
+            .context
+            .within(|ops| unsafe { ops.module_function(module, SET_CONDITION, &[]) })?;
         Ok(setter)
     }
 

@@ -139,6 +139,16 @@ impl External {
         self.native.map_or(0, |native| native.0)
     }
 
+    /// Blocks until all work of the stream's context is over, also that of streams that were never
+    /// seen here. The epochs of all its streams are over then, and memory that any of them freed
+    /// before is anybody's, whether or not the stream still exists. Uses no stream's handle.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
+    pub fn synchronize_context(&self) -> Result<()> {
+        self.core.shared.externals.synchronize(&self.core)
+    }
+
     /// The stream's timeline.
     #[inline]
     #[must_use]
@@ -559,12 +569,8 @@ impl Externals {
         self.0.lock().get(&timeline)?.upgrade()
     }
 
-    /// Blocks until all work of a context is over, also that of streams that were never seen here.
-    /// The epochs of all its streams are over then. Uses no stream's handle.
-    ///
-    /// # Errors
-    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
-    pub(crate) fn synchronize(&self, core: &Core) -> Result<()> {
+    /// As [`External::synchronize_context`].
+    fn synchronize(&self, core: &Core) -> Result<()> {
         let all: Vec<_> = self.0.lock().values().filter_map(std::sync::Weak::upgrade).collect();
         let streams = all.into_iter().filter(|stream| std::ptr::eq(&*stream.core, core));
         // An epoch that cannot be closed stays open.

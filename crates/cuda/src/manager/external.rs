@@ -124,7 +124,7 @@ impl ExternalManager {
 
     /// The timeline that stands for all streams of the context: for work on streams whose handles
     /// may be used no more. Its epochs are over after a wait for the whole context
-    /// ([`synchronize`](Self::synchronize)). No stream can wait for them: a thread does.
+    /// ([`External::synchronize_context`]). No stream can wait for them: a thread does.
     ///
     /// # Errors
     /// `OutOfMemory` without timelines.
@@ -142,18 +142,6 @@ impl ExternalManager {
     pub fn handle_of(&self, timeline: TimelineId) -> Option<u64> {
         let streams = self.streams.read();
         streams.values().find(|s| s.timeline().id() == timeline).map(|s| s.native())
-    }
-
-    /// Blocks until all work of the context is over, also that of streams that were never seen
-    /// here. Memory that any stream freed before is anybody's then, whether or not the stream still
-    /// exists.
-    ///
-    /// # Errors
-    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
-    pub fn synchronize(&self) -> Result<()> {
-        self.core.shared.externals.synchronize(&self.core)?;
-        self.reap();
-        Ok(())
     }
 
     /// How many streams have a timeline here.

@@ -48,7 +48,8 @@ impl PipelineLoader for Functions {
         let context = &self.core.context;
         let (function, info) = context.within(|ops| {
             // SAFETY: the module is leased.
-            let function = unsafe { ops.module_function(module.native, &desc.entry) }?;
+            let function =
+                unsafe { ops.module_function(module.native, &desc.entry, &desc.limits) }?;
             // SAFETY: the function is of a module that is leased.
             Ok((function, unsafe { ops.function_info(function) }?))
         })?;

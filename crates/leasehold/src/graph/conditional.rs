@@ -68,7 +68,7 @@ impl Stream {
     /// # Errors
     /// `InvalidArgument` for a flag that is not one `u32` or is another device's. In a recording
     /// also for a body that records nothing, or that does not write the flag; `Unsupported` for
-    /// what a body cannot have, and on a device without loops
+    /// what a body cannot have, for one in 64 others, and on a device without loops
     /// ([`Caps::conditionals`](leasehold_hal::Caps::conditionals)); `Occupied` while a session is
     /// open. The error of the body; the stream's cause.
     #[doc(alias("cudaGraphCondTypeWhile", "while_loop"))]

@@ -127,8 +127,10 @@ pub(super) struct ExecState {
 
 pub(super) struct Inner {
     pub(super) runtime: Arc<RuntimeInner>,
-    /// The default stream when it was recorded.
-    default: Arc<StreamCore>,
+    /// The stream of the runtime that recorded it.
+    stream: Arc<StreamCore>,
+    /// That was the device's default stream.
+    by_default: bool,
     arena: GraphArena,
     /// When the arena's memory became the graph's.
     born: PackedTimepoint,
@@ -212,7 +214,7 @@ fn tell_names(track: &Track, plan: &Plan, names: &mut Option<Arc<[String]>>) {
 
 impl Graph {
     pub(crate) fn build(
-        runtime: Arc<RuntimeInner>,
+        stream: &Stream,
         state: State,
         held: Vec<Held>,
         born: Timepoint,
@@ -243,10 +245,12 @@ impl Graph {
         };
         let born = born.into();
         let (events, begun) = (last_of_each(events), Arc::new(AtomicU64::new(0)));
-        let default = runtime.default();
+        let (runtime, stream) = (stream.runtime.clone(), stream.under().clone());
+        let by_default = Arc::ptr_eq(&stream, &runtime.default());
         let inner = Arc::new(Inner {
             runtime,
-            default,
+            stream,
+            by_default,
             arena,
             born,
             held,
@@ -260,36 +264,45 @@ impl Graph {
             wanted: AtomicU32::new(0),
             state: Mutex::new(state),
         });
-        inner.ensure_executable(Occasion::New, inner.default.patience())?;
+        inner.ensure_executable(Occasion::New, inner.stream.patience())?;
         let holder: Weak<dyn Holder> = Arc::<Inner>::downgrade(&inner);
         inner.runtime.executables.register(holder);
         Ok(Self(inner))
     }
 
-    /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block,
-    /// but as every call on a stream for room. If the graph's executable was taken back
-    /// ([`GraphBudget`](super::GraphBudget)), the launch makes it again first, and may block on the
-    /// driver and on launches of other graphs.
+    /// Launches the graph on the stream of the runtime that recorded it: one submission. Allocates
+    /// nothing. Does not block, but as every call on a stream for room. If the graph's executable
+    /// was taken back ([`GraphBudget`](super::GraphBudget)), the launch makes it again first, and
+    /// may block on the driver and on launches of other graphs.
+    ///
+    /// That is the device's default stream, or the one that the runtime was [taken
+    /// from](Stream::runtime), which the graph then keeps. A default stream that has failed is
+    /// replaced by the one that the device has now.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; what a [`LaunchCheck`](super::LaunchCheck) says,
+    /// The stream's cause when it is poisoned; the cause of failed work whose results the graph
+    /// reads; what a [`LaunchCheck`](super::LaunchCheck) says,
     /// such as the failure of a communicator whose calls the graph has; `OverBudget` if the graph
     /// budget does not hold the executable; `Timeout` if the graphs that have its room do not go on
     /// ([`Stream::set_submit_timeout`]); the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Timepoint> {
-        let default = &*self.0.default;
-        if default.timeline.failed(default.timeline.submitted() + 1) {
+        let stream = &*self.0.stream;
+        if stream.timeline.failed(stream.timeline.submitted() + 1) {
             return self.launch_elsewhere();
         }
-        self.submit(default)
+        self.submit(stream)
     }
 
-    /// A launch on what is the default stream now.
+    /// A launch whose stream has failed: on what is the device's default stream now, if it was
+    /// that.
     #[cold]
     fn launch_elsewhere(&self) -> Result<Timepoint> {
-        let default = self.0.runtime.default();
-        self.submit(&default)
+        let inner = &*self.0;
+        match inner.by_default {
+            true => self.submit(&inner.runtime.default()),
+            false => self.submit(&inner.stream),
+        }
     }
 
     /// Launches the graph on a stream of its device.

@@ -119,6 +119,12 @@ fn forget(recording: &Arc<Recording>) {
 
 /// A graph of what was recorded.
 fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
+    if state.ops.is_empty() && state.events.is_empty() {
+        tracing::warn!(
+            device = %runtime.device(),
+            "a graph of no operations was recorded: only work of the runtime that records is recorded"
+        );
+    }
     let checks = stop::check(std::mem::take(&mut state.noted))?;
     // A holder of a buffer of the recording may use the buffer beside the graph. These leases keep
     // the buffer until it has its address.
@@ -152,7 +158,7 @@ fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
             .flatten()
     });
     let held = held.into_iter().map(|(lease, writes)| Held::new(&lease, writes)).collect();
-    Graph::build(runtime.inner.clone(), state, held, born, checks)
+    Graph::build(runtime.stream(), state, held, born, checks)
 }
 
 /// Recordings.
@@ -169,7 +175,8 @@ impl Runtime {
     /// graph and have no address before the recording stops. What would wait or ask for results is
     /// refused. A clone of it that outlives the recording gets [`Error::Recording`]. So a host call
     /// that is recorded keeps a clone of this runtime instead. A recording of nothing is logged as
-    /// a warning: `record` may have used another runtime.
+    /// a warning, also by [`stop_graph_recording`](Self::stop_graph_recording): the work may have
+    /// gone to another runtime.
     ///
     /// Code that takes its stream from [`Current`](crate::Current) is recorded while the lent
     /// runtime is the current one ([`enter`](Self::enter)).
@@ -197,12 +204,6 @@ impl Runtime {
         // Also when it cannot be stopped, the drop gives it up.
         let lent = GraphRecording::begin(self)?;
         record(lent.runtime())?;
-        if lent.recording.is_empty() {
-            tracing::warn!(
-                device = %self.device(),
-                "a graph of no operations was recorded: only work of the lent runtime is recorded"
-            );
-        }
         lent.stop()
     }
 
@@ -276,19 +277,22 @@ impl Runtime {
     #[doc(alias = "stopGraphRecording")]
     pub fn stop_graph_recording(&self) -> Result<Graph> {
         let recorder = self.recorder();
-        let Some(recording) = recorder.as_ref().and_then(|r| r.stream().recording()) else {
+        let Some((recorder, recording)) =
+            recorder.as_ref().and_then(|r| Some((r, r.stream().recording()?)))
+        else {
             return Err(Error::recording(
                 "this thread has started no recording on this device; start one (start_graph_recording), or call the runtime that records",
             ));
         };
         let state = recording.finish()?;
         forget(recording);
-        graph_of(self, state)
+        graph_of(recorder, state)
     }
 
     /// Gives the recording up that [`stop_graph_recording`](Self::stop_graph_recording) would make
-    /// a graph of. Without one, in the body of a loop or branch, and on another thread than the
-    /// recording's, it does nothing: a body that fails is taken back.
+    /// a graph of. Without one, on another thread than the recording's, and on the runtime of a
+    /// loop's or branch's body, it does nothing: a body that fails is taken back. From within a
+    /// body, the recording's own runtime gives all of it up.
     pub fn abandon_graph_recording(&self) {
         if let Some(recorder) = self.recorder()
             && let Some(recording) = recorder.stream().recording()

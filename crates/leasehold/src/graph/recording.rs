@@ -27,6 +27,9 @@ use leasehold_hal::{Access, Conditional, ConditionalKind, Op, OpList, Partition,
 use std::collections::HashMap;
 use std::mem;
 
+/// The most bodies of loops and branches in each other: what follows walks them from the outermost.
+const DEEPEST: usize = 64;
+
 /// A recording, which its runtime and streams share.
 ///
 /// The functions that streams call are marked cold: eager work goes past them.
@@ -411,11 +414,6 @@ impl Recording {
         self.with_all("a node", |s| s.ops.len() as u32).ok()
     }
 
-    /// Returns whether a launch would do nothing and record no event.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.with(|s| s.ops.is_empty() && s.events.is_empty()).unwrap_or(false)
-    }
-
     /// Notes that each launch of the graph records the event at its end, with this time.
     #[cold]
     #[inline(never)]
@@ -490,6 +488,14 @@ impl Recording {
         let encoding = self.encode()?;
         let id = self.with(|s| {
             s.check(&[*flag])?;
+            if s.bodies.len() == DEEPEST {
+                return Err(Error::Unsupported(
+                    format!(
+                        "a loop or branch in {DEEPEST} others; record fewer in each other, or let the host decide"
+                    )
+                    .into(),
+                ));
+            }
             s.begun += 1;
             let outer = mem::take(&mut s.ops);
             s.bodies.push(Body { id: s.begun, outer });

@@ -7,7 +7,7 @@ use leasehold_hal::{
 };
 use std::borrow::Cow;
 
-/// A kernel in the making, from [`KernelBase::cpu`]. Bindings are declared in their order.
+/// A kernel in the making, from [`cpu`](Self::cpu). Bindings are declared in their order.
 ///
 /// By default the kernel has no parameters and no alignment, its bindings do not overlap, and its
 /// launches have one dimension: most kernels give each tile a part of its own by the tile's first
@@ -28,7 +28,7 @@ use std::borrow::Cow;
 ///
 /// # fn main() -> Result<()> {
 /// let runtime = Runtime::open(DeviceId::cpu(0))?;
-/// let scale = KernelBase::cpu("scale", scale).reads(1).writes(1).params::<f32>().aligned(4);
+/// let scale = KernelBuilder::cpu("scale", scale).reads(1).writes(1).params::<f32>().aligned(4);
 /// // SAFETY: it touches its bindings through slices, which check bounds. Each tile writes its
 /// // own part.
 /// let scale = unsafe { scale.build() }?;
@@ -46,6 +46,12 @@ pub struct KernelBuilder {
 }
 
 impl KernelBuilder {
+    /// A kernel of the CPU's (and of simulated devices), to be described and [built](Self::build).
+    pub fn cpu(name: impl Into<Cow<'static, str>>, function: CpuFn) -> Self {
+        let check = KernelCheck::grid_1d();
+        Self { desc: KernelDesc::new(name, KernelSource::Cpu(function), &[], check) }
+    }
+
     fn bind(mut self, access: Access, count: usize) -> Self {
         // One beyond the limit is refused as any larger number is.
         let count = count.min(Limits::BINDINGS as usize + 1);
@@ -116,15 +122,5 @@ impl KernelBuilder {
     pub unsafe fn build(self) -> Result<KernelBase> {
         // SAFETY: by the caller's contract.
         unsafe { KernelBase::new(self.desc) }
-    }
-}
-
-impl KernelBase {
-    /// A kernel of the CPU's (and of simulated devices), to be described and
-    /// [built](KernelBuilder::build).
-    pub fn cpu(name: impl Into<Cow<'static, str>>, function: CpuFn) -> KernelBuilder {
-        KernelBuilder {
-            desc: KernelDesc::new(name, KernelSource::Cpu(function), &[], KernelCheck::grid_1d()),
-        }
     }
 }

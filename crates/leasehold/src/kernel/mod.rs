@@ -1,6 +1,6 @@
 //! Kernels: bases, sessions, and what a session may do.
 //!
-//! * [`KernelBuilder`], from [`KernelBase::cpu`], describes a kernel of the CPU's; a [`KernelDesc`]
+//! * [`KernelBuilder`] describes a kernel of the CPU's; a [`KernelDesc`]
 //!   one of any backend: code, bindings, parameters, and which launches may run ([`KernelCheck`]).
 //! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is
 //!   `unsafe`: its author vouches for the kernel. Launching is safe: each launch is checked. New

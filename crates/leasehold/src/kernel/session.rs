@@ -12,10 +12,10 @@
 //! scratch, so a launch allocates nothing.
 
 use crate::kernel::base::{KernelBase, Prepared};
-use crate::stream::{Locked, Staged, StagedLaunch, Stream, StreamCore, SubmitGuard};
+use crate::stream::{Locked, Staged, StagedLaunch, Stream, StreamCore, SubmitGuard, push_waits};
 use crate::view::Operand;
 use leasehold_core::{Error, Result, Timepoint};
-use leasehold_hal::{Access, Binding, LaunchInfo, Limits, Op, Pipeline};
+use leasehold_hal::{Access, Binding, LaunchInfo, Limits, Pipeline};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -297,7 +297,7 @@ impl<'s> KernelSession<'s, Updated> {
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(waits) }?;
         if !waits.is_empty() {
-            ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+            push_waits(waits, ops)?;
         }
         staged.add_launches(ops);
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their

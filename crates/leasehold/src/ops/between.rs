@@ -20,7 +20,7 @@
 //! piece to a stream of its own there and waits for it. Pieces follow one another.
 
 use crate::runtime::RuntimeInner;
-use crate::stream::{Locked, Stream, StreamCore, add_wait};
+use crate::stream::{Locked, Stream, StreamCore, add_wait, push_waits};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::defects::{Defect, planted};
@@ -219,7 +219,7 @@ impl Way<'_> {
                 ));
             }
         }
-        let own = stream.under();
+        let own: &StreamCore = stream.under();
         let companion =
             &*own.companion(other.clone(), || other.create_core(&StreamDesc::default()))?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
@@ -254,7 +254,8 @@ impl Way<'_> {
             // SAFETY: the submission lock is held until the end.
             unsafe { read.gather(&mut lower_waits) }?;
             list.clear();
-            list.extend(lower_waits.drain(..).map(Op::Wait));
+            push_waits(&lower_waits, &mut list)?;
+            lower_waits.clear();
             list.extend(transfers(copy, piece, buffer, true, host_below));
             let trace = if *down { &mut *own_trace } else { &mut *companion_trace };
             // SAFETY: the source was checked to hold what is copied. The allocators keep it and the
@@ -274,7 +275,8 @@ impl Way<'_> {
             // SAFETY: the submission lock is held until the end.
             unsafe { written.gather(&mut upper_waits) }?;
             list.clear();
-            list.extend(upper_waits.drain(..).map(Op::Wait));
+            push_waits(&upper_waits, &mut list)?;
+            upper_waits.clear();
             if !planted(Defect::HandoverSkipped) {
                 list.push(Op::Wait(here));
             }

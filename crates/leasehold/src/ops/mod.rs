@@ -55,8 +55,8 @@ impl Stream {
     /// # Errors
     /// `Unsupported` when the device cannot wait for that timeline
     /// ([`Runtime::wait_for`](crate::Runtime::wait_for) then blocks the host instead);
-    /// `InvalidArgument` for a timepoint of this very stream that is not submitted yet; the
-    /// stream's cause. Waiting for a failed timepoint poisons the stream.
+    /// `InvalidArgument` for a timepoint that is not submitted, unless a host timeline can still
+    /// signal it; the stream's cause. Waiting for a failed timepoint poisons the stream.
     #[doc(alias("wait_on", "stream::wait", "execution::stream::wait"))]
     pub fn wait(&self, point: Timepoint) -> Result<()> {
         let core = self.under();
@@ -64,6 +64,11 @@ impl Stream {
         if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
             return Err(Error::invalid(format!(
                 "{point:?} is not submitted yet: the stream would wait for itself; wait for another stream's timepoint, or for a host timeline"
+            )));
+        }
+        if !point.timeline().expect(point.value()) {
+            return Err(Error::invalid(format!(
+                "{point:?} is not submitted, and no host timeline is there to signal it: the wait would never end; take timepoints from streams, events and host timelines"
             )));
         }
         if let Some(recording) = self.recording() {

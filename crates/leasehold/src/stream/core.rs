@@ -12,7 +12,7 @@
 //! This module must not know streams, runtimes or operations beyond `hal`'s.
 
 use super::inside::in_host_call;
-use super::records::Use;
+use super::records::{Use, push_waits};
 use super::submit_lock::{Scratch, SubmitGuard, SubmitLock, held_by_me};
 use crate::trace::track::Track;
 use crate::trace::tracks::Tracks;
@@ -275,7 +275,7 @@ impl StreamCore {
     ) -> Result<u64> {
         let Scratch { waits, ops, trace, .. } = scratch;
         ops.clear();
-        ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+        push_waits(waits, ops)?;
         // SAFETY: the list is cleared before the operation's borrows end.
         ops.push(unsafe { std::mem::transmute::<Op<'_>, Op<'static>>(*op) });
         // SAFETY: by the caller's contract.

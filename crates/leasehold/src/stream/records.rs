@@ -5,6 +5,7 @@ use crate::view::Operand;
 use leasehold_alloc::Buffer;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timeline, TimelineId, Timepoint};
+use leasehold_hal::Op;
 use std::cell::Cell;
 
 thread_local! {
@@ -262,9 +263,9 @@ unsafe fn gather_slow(
 /// Adds the timepoints that an operand makes a submission on `timeline` wait for. The record is
 /// [`Locked`].
 ///
-/// A read of what a failed write wrote waits for that write, and inherits its failure. A full
-/// overwrite, or a write after a read, waits until the failed work is over and does not inherit its
-/// failure. So a buffer can be used again after a failure.
+/// A read of what a failed write wrote waits for that write, and has its failure: it is refused if
+/// the failure is known by now ([`push_waits`]). A full overwrite, or a write after a read, needs
+/// only that the failed work is over. So a buffer can be used again after a failure.
 #[inline(always)]
 fn gather(timeline: &Timeline, operand: &Operand<'_>, waits: &mut Vec<Timepoint>) {
     let buffer = operand.view.lease;
@@ -298,6 +299,18 @@ fn add_unknown(timepoint: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint
     {
         add_wait(waits, p);
     }
+}
+
+/// Adds waits to a submission's operations.
+///
+/// # Errors
+/// The cause of a timepoint that is known to have failed: its wait would poison the stream.
+pub(crate) fn push_waits(waits: &[Timepoint], ops: &mut Vec<Op<'_>>) -> Result<()> {
+    for p in waits {
+        p.timeline().check(p.value())?;
+        ops.push(Op::Wait(*p));
+    }
+    Ok(())
 }
 
 /// Keeps one point per timeline, the latest.

@@ -32,7 +32,7 @@ fn work(ops: &dyn CudaSlowOps, stream: NativeStream, launch: &Launch<'_>, copy: 
 }
 
 fn images(ops: &dyn CudaSlowOps, module: NativeModule, graph: NativeGraph, exec: NativeGraphExec, stream: NativeStream) {
-    let _ = ops.module_function(module, "f");
+    let _ = ops.module_function(module, "f", &[]);
     let _ = ops.module_load_cubin(b"\x7fELF");
     let _ = ops.module_unload(module);
     let _ = ops.graph_instantiate(graph);

@@ -1,6 +1,7 @@
 //! Kernels in CUDA C++ on simulated CUDA: the emulator compiles and runs their sources.
 
 use leasehold::cuda::CudaConfig;
+use leasehold::growing::Growing;
 use leasehold::kernel::{Grid, KernelCheck, KernelDesc, KernelSource};
 use leasehold::prelude::*;
 use leasehold::{Access, Context, Error};
@@ -194,4 +195,47 @@ extern \"C\" __global__ void next(int* x) { x[0] = ++count; }";
             assert_eq!(runtime.to_vec(&x).unwrap(), [want]);
         }
     }
+}
+
+const APPEND: &str =
+    "extern \"C\" __global__ void append(float* values, const unsigned long long* limit, float* sum, unsigned at) {
+    if ((at + 1) * 4ull > limit[0]) { *sum = -1.0f; return; }
+    values[at] = at + 1.0f;
+    float all = 0.0f;
+    for (unsigned i = 0; i <= at; ++i) all += values[i];
+    *sum = all;
+}";
+
+#[test]
+fn a_source_reaches_as_far_as_growing_memory_has_grown() {
+    let (runtime, driver) = simulated(KernelRegistry::new(), false);
+    let bindings = [Access::ReadWrite, Access::Read, Access::Write];
+    let source = KernelSource::CudaC { source: APPEND.into(), options: vec![].into() };
+    let mut desc = KernelDesc::new("append", source, &bindings, KernelCheck::any());
+    desc.params = 4;
+    // SAFETY: the kernel keeps to the limit.
+    let append = unsafe { KernelBase::new(desc.limited_by(0, 1)) }.unwrap();
+    if !ready(&append, &runtime) {
+        return;
+    }
+    let stream = runtime.stream();
+    let values = Growing::<f32>::new(&runtime, 64 << 20).unwrap();
+    let sum = runtime.zeros::<f32>(1).unwrap();
+    let at = |at: u32, stream: &Stream| {
+        let operands = [values.reservation(Access::ReadWrite), values.limit(), sum.write()];
+        stream.launch(&append, &operands, &at, (1, 1))
+    };
+    values.grow(stream, 2).unwrap();
+    for (i, all) in [(0, 1.0), (1, 3.0)] {
+        at(i, stream).unwrap();
+        assert_eq!(runtime.to_vec(&sum).unwrap(), [all]);
+    }
+    let graph = runtime.record_graph(|r| at(2, r.stream())).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(&sum).unwrap(), [-1.0], "beyond the limit");
+    values.grow(stream, 3).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(&sum).unwrap(), [6.0], "the same graph after a growth");
+    assert_eq!(runtime.to_vec(values.as_view()).unwrap(), [1.0, 2.0, 3.0]);
+    assert!(driver.machine().take_reports().is_empty());
 }

@@ -303,3 +303,45 @@ fn errors_name_what_was_asked() {
         &["cpu:0"],
     );
 }
+
+/// What is known as the work is submitted is refused there: eager work of each kind, and launches.
+#[test]
+fn work_that_needs_what_failed_is_refused_and_its_stream_goes_on() {
+    let runtime = runtime();
+    let (bad, good) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
+    let own = good.runtime();
+    let (b, c) = (runtime.upload(&[1.0f32; 4]).unwrap(), own.upload(&[2.0f32; 4]).unwrap());
+    let pinned = own.alloc_pinned(16).unwrap();
+    let reading = own.record_graph(|r| r.stream().copy(c.view(), b.view())).unwrap();
+    runtime.synchronize().unwrap();
+    let fails = |_, _: &[leasehold::backend::Binding]| Err(Error::NotFound("on purpose".into()));
+    // SAFETY: the call touches no memory.
+    unsafe { bad.foreign_call("fails", &[b.write()], fails) }.unwrap();
+    assert!(bad.synchronize_timeout(LONG).is_err());
+    let none = 1.0f32.to_le_bytes();
+    let axpy = axpy();
+    let refused = |what: &str, result: leasehold::Result<()>| {
+        let text = result.expect_err(what).to_string();
+        assert!(text.contains("on purpose"), "{what}: {text}");
+        assert!(good.failure().is_none(), "{what}: the reader's stream has failed");
+    };
+    refused("a copy", good.copy(c.view(), b.view()));
+    refused("a download", own.to_vec(&b).map(drop));
+    refused("a pinned copy", good.copy_pinned(pinned.view(), b.view()));
+    refused("a part", good.fill(b.slice(..1).view(), 1u32));
+    refused("a launch", launch(&good, &axpy, &[b.read(), c.read_write()], &none, 1).map(drop));
+    refused(
+        "an accumulation",
+        launch(&good, &axpy, &[c.read(), b.read_write()], &none, 1).map(drop),
+    );
+    refused("a launch of a graph", reading.launch().map(drop));
+    refused("a launch elsewhere", reading.launch_on(&good).map(drop));
+    refused("a look", good.inspect("look", b.view(), |_| Ok(())));
+    // SAFETY: the call touches no memory.
+    refused("a foreign call", unsafe { good.foreign_call("reads", &[b.read()], |_, _| Ok(())) });
+    good.fill(c.view(), 0u32).unwrap();
+    good.fill(b.view(), 0u32).unwrap();
+    good.copy(c.view(), b.view()).unwrap();
+    reading.launch().unwrap();
+    assert_eq!(own.to_vec(&c).unwrap(), [0.0; 4]);
+}

@@ -245,3 +245,52 @@ fn futures_work_in_tokio_beside_its_timers() {
     open(held);
     tokio.block_on(stuck.completion()).unwrap();
 }
+
+struct Panics(Arc<AtomicUsize>);
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        panic!("a waker that panics, on purpose");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_fails_no_stream_and_that_of_a_dropped_future_is_not_called() {
+    let runtime = runtime();
+    for (gone, own) in [(false, false), (false, true), (true, false), (true, true)] {
+        let stream = runtime.create_stream().unwrap();
+        let held = hold(&stream);
+        let mut future = if own { stream.completion() } else { Completion::of(&runtime, held.1) };
+        let woken = Arc::new(AtomicUsize::new(0));
+        let waker = Arc::new(Panics(woken.clone())).into();
+        assert!(Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_pending());
+        let future = (!gone).then_some(future);
+        open(held);
+        stream.synchronize_timeout(LONG).unwrap();
+        future.map(block_on).transpose().unwrap();
+        let stream = stream.runtime();
+        assert_eq!(stream.to_vec(&stream.upload(&[1u32]).unwrap()).unwrap(), [1]);
+        assert_eq!(woken.load(Ordering::Relaxed), usize::from(!gone), "{gone} {own}");
+    }
+}
+
+#[test]
+fn values_of_host_timelines_are_awaited_without_streams() {
+    let runtime = runtime();
+    let gates: Vec<_> = (0..600).map(|_| runtime.create_host_timeline().unwrap()).collect();
+    let points: Vec<_> = gates.iter().map(leasehold::HostTimeline::next).collect();
+    let waits: Vec<_> = points.iter().map(|&p| Completion::of(&runtime, p)).collect();
+    runtime.create_stream().unwrap();
+    for (i, (gate, point)) in std::iter::zip(gates, &points).enumerate() {
+        match i % 3 {
+            0 => gate.signal(point.value()).unwrap(),
+            1 => gate.fail(leasehold::Error::NotFound("the producer".into())),
+            _ => drop(gate),
+        }
+    }
+    for (i, wait) in waits.into_iter().enumerate() {
+        let kind = block_on(wait).map_or_else(|e| e.kind(), |()| "ok");
+        assert_eq!(kind, ["ok", "NotFound", "InvalidState"][i % 3]);
+    }
+}

@@ -93,3 +93,38 @@ fn a_graph_can_wait_for_a_host_timeline() {
     host_timeline.signal(go.value()).unwrap();
     assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [4]);
 }
+
+#[test]
+fn an_ended_host_timeline_fails_later_waits_as_those_that_were_there() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32]).unwrap();
+    let gate = runtime.create_host_timeline().unwrap();
+    let (point, far) = (gate.next(), gate.at(u64::MAX));
+    let graph = runtime
+        .record_graph(|r| {
+            r.stream().wait(point)?;
+            r.stream().fill(x.view(), 2u32)
+        })
+        .unwrap();
+    drop(gate);
+    for late in [point, far] {
+        let stream = runtime.create_stream().unwrap();
+        let waited = stream.wait(late).and_then(|()| stream.synchronize_timeout(LONG));
+        let text = waited.unwrap_err().to_string();
+        assert!(text.contains("dropped before the value was signalled"), "{text}");
+        assert_eq!(kind(runtime.wait_for_timeout(late, LONG)), "InvalidState");
+        let recorded = runtime.record_graph(|r| r.stream().wait(late)).unwrap();
+        assert_eq!(kind(recorded.launch()), "InvalidState");
+    }
+    // The launch is refused, and the stream goes on.
+    assert_eq!(kind(graph.launch()), "InvalidState");
+    assert_eq!(runtime.to_vec(&x).unwrap(), [1]);
+    // A value that nobody was told of, and that nobody can signal.
+    let gate = runtime.create_host_timeline().unwrap();
+    let (timeline, value) = (gate.next().timeline(), gate.value());
+    gate.signal(value + 1).unwrap();
+    drop(gate);
+    let made_up = timeline.at(value + 2);
+    assert_eq!(kind(runtime.stream().wait(made_up)), "InvalidArgument");
+    assert_eq!(kind(runtime.record_graph(|r| r.stream().wait(made_up))), "InvalidArgument");
+}

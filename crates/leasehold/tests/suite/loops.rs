@@ -240,3 +240,44 @@ fn a_trap_in_a_body_names_the_launch_and_the_stream_alone_fails() {
     let fresh = runtime.upload(&[8u32]).unwrap();
     assert_eq!(runtime.to_vec(&fresh).unwrap(), [8]);
 }
+
+/// A branch in `depth` others.
+fn nested(
+    r: &leasehold::Runtime,
+    flag: &leasehold::Array<u32>,
+    x: &leasehold::Array<u32>,
+    depth: usize,
+) -> leasehold::Result<()> {
+    match depth {
+        0 => r.stream().fill(x.view(), 5u32),
+        _ => r.stream().record_if(flag, |body| nested(body, flag, x, depth - 1)),
+    }
+}
+
+#[test]
+fn bodies_are_nested_to_a_limit_that_says_so() {
+    let runtime = runtime();
+    let (flag, x) = (runtime.upload(&[1u32]).unwrap(), runtime.zeros::<u32>(1).unwrap());
+    let graph = runtime.record_graph(|r| nested(r, &flag, &x, 64)).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(&x).unwrap(), [5]);
+    let refused = runtime.record_graph(|r| nested(r, &flag, &x, 65)).unwrap_err();
+    assert_eq!(refused.kind(), "Unsupported");
+    assert!(refused.to_string().contains("in 64 others"), "{refused}");
+}
+
+#[test]
+fn the_outer_runtime_gives_a_recording_up_from_within_a_body() {
+    let runtime = runtime();
+    let (flag, x) = (runtime.upload(&[1u32]).unwrap(), runtime.zeros::<u32>(1).unwrap());
+    let recorded = runtime.record_graph(|r| {
+        r.stream().record_if(&flag, |body| {
+            body.abandon_graph_recording();
+            body.stream().fill(x.view(), 1u32)?; // by the body's own it does nothing
+            r.abandon_graph_recording();
+            assert_eq!(kind(body.stream().fill(x.view(), 2u32)), "Recording");
+            Ok(())
+        })
+    });
+    assert_eq!(kind(recorded), "Recording");
+}

@@ -63,7 +63,6 @@ impl PipelineLoader for Kernels {
 
 /// Owns the kernels of a device. A request comes with the device's libraries. A source that is not
 /// in the Metal shading language is `Unsupported`.
-#[doc(alias = "MpsKernelBase")]
 pub type KernelManager = PipelinePool<Kernels>;
 
 /// A manager without kernels.

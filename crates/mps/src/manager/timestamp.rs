@@ -5,9 +5,8 @@
 use super::pool::PoolOf;
 use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Handle, Lease, PoolConfig, Recycle, Resource, Result, tags};
+use leasehold_core::{Handle, Lease, PoolConfig, Recycle, Resource, Result, tags};
 use leasehold_hal::TimestampQuery;
-use std::time::Duration;
 
 /// The timestamps of a device, as their pool makes them.
 pub struct Timestamps(Arc<Streams>);
@@ -48,16 +47,5 @@ impl TimestampManager {
     /// error.
     pub fn acquire(&self) -> Result<Lease<TimestampQuery>> {
         self.manager.acquire(&())
-    }
-
-    /// The time between two timestamps. The time is zero if `end` was written before `start`.
-    ///
-    /// # Errors
-    /// `InvalidState` for a timestamp that was not written yet, or whose sample failed.
-    pub fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
-        match (start.get(), end.get()) {
-            (Some(start), Some(end)) => Ok(Duration::from_nanos(end.saturating_sub(start))),
-            _ => Err(Error::state("a timestamp that was not written")),
-        }
     }
 }

@@ -4,9 +4,9 @@ use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
 use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct};
 use crate::factory::TestKernel;
-use leasehold::Error;
 use leasehold::backend::Op;
 use leasehold::backend::VALUE_LIMIT;
+use leasehold::{Error, View};
 use std::time::Duration;
 
 const HOST_TIMELINES: &[Need] = &[Need::HostTimelines];
@@ -54,6 +54,18 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::hal(37, "a failure travels over two hops", HOST_TIMELINES, two_hops),
     Case::hal(44, "values end at 2^48", HOST_TIMELINES, limit),
+    Case::runtime(
+        251,
+        "a host timeline that has ended fails its values, for eager waits, the host and graphs",
+        HOST_TIMELINES,
+        ended,
+    ),
+    Case::runtime(
+        252,
+        "work that reads what failed is refused, and its stream goes on",
+        HOST_TIMELINES,
+        refused_reads,
+    ),
 ];
 
 fn fresh_host_timeline(env: &Env) -> Outcome {
@@ -425,4 +437,73 @@ fn limit(env: &Env) -> Outcome {
     host_timeline.wait_host(VALUE_LIMIT - 1, Some(Duration::ZERO))?;
     expect_error(host_timeline.signal_host(VALUE_LIMIT), "InvalidState", "a value of 2^48")?;
     Ok(())
+}
+
+fn ended(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let (x, y) = (runtime.upload(&[1u32; 16])?, runtime.zeros::<u32>(16)?);
+    runtime.stream().synchronize_timeout(env.patience())?;
+    let gate = runtime.create_host_timeline()?;
+    let (signalled, point) = (gate.next(), gate.at(gate.value() + 2));
+    gate.signal(signalled.value())?;
+    let graphs = runtime.raw_device().caps().graphs;
+    let graph = graphs
+        .then(|| {
+            runtime.record_graph(|r| {
+                r.stream().wait(point)?;
+                r.stream().fill(x.view(), 2u32)
+            })
+        })
+        .transpose()?;
+    drop(gate);
+    let end = |stream: &leasehold::Stream| stream.synchronize_timeout(env.patience());
+    let stream = runtime.create_stream()?;
+    let eager = stream.wait(point).and_then(|()| stream.fill(y.view(), 3u32));
+    expect_error(eager.and_then(|()| end(&stream)), "InvalidState", "an eager wait")?;
+    let host = runtime.wait_for_timeout(point, env.patience());
+    expect_error(host, "InvalidState", "a wait of the host")?;
+    if let Some(graph) = &graph {
+        let stream = runtime.create_stream()?;
+        let launched = graph.launch_on(&stream).and_then(|_| end(&stream));
+        expect_error(launched, "InvalidState", "a launch that waits")?;
+    }
+    // Those of others stand for none of its values.
+    for _ in 0..64 {
+        let other = runtime.create_host_timeline()?;
+        other.signal(other.value() + 10)?;
+    }
+    check!(point.timeline().check(point.value()).is_err(), "another one's signal is taken for it");
+    runtime.wait_for_timeout(signalled, env.patience())?;
+    check_eq!(runtime.to_vec(&x)?, [1; 16], "what nothing should have written");
+    Ok(())
+}
+
+fn refused_reads(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let (bad, good) = (runtime.create_stream()?, runtime.create_stream()?);
+    let (b, c) = (runtime.upload(&[1u32; 16])?, runtime.upload(&[2u32; 16])?);
+    let graphs = runtime.raw_device().caps().graphs;
+    let copied = |r: &leasehold::Runtime| r.stream().copy(c.view(), b.view());
+    let graph = graphs.then(|| runtime.record_graph(copied)).transpose()?;
+    let gate = runtime.create_host_timeline()?;
+    bad.wait(gate.next())?;
+    bad.fill(b.view(), 3u32)?;
+    gate.fail(Error::NotFound("the producer".into()));
+    expect_error(bad.synchronize_timeout(env.patience()), "NotFound", "the stream that failed")?;
+    env.until("the failed stream is over", || bad.now().has_passed())?;
+    expect_error(good.copy(c.view(), b.view()), "NotFound", "a copy of what failed")?;
+    expect_error(good.runtime().to_vec(&b), "NotFound", "a download of what failed")?;
+    expect_error(good.fill(b.slice(..4).view(), 4u32), "NotFound", "a part of what failed")?;
+    if let Some(graph) = &graph {
+        expect_error(graph.launch_on(&good), "NotFound", "a launch that reads what failed")?;
+    }
+    check!(good.failure().is_none(), "the reader's stream has failed: {:?}", good.failure());
+    good.fill(c.view(), 5u32)?;
+    check_eq!(good.runtime().to_vec(&c)?, [5; 16], "later work of the reader's stream");
+    good.fill(b.view(), 6u32)?;
+    if let Some(graph) = &graph {
+        graph.launch_on(&good)?;
+        check_eq!(good.runtime().to_vec(&c)?, [6; 16], "a launch after an overwrite");
+    }
+    Ok(good.synchronize_timeout(env.patience())?)
 }

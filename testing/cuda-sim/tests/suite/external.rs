@@ -393,7 +393,7 @@ fn a_synchronisation_frees_the_memory_of_streams_that_are_gone() {
             use_and_destroy(&library, &allocator, (64 << 20) / streams);
         }
         assert_eq!(allocator.stats().free_not_ready, 64 << 20);
-        externals.synchronize().unwrap();
+        externals.whole().unwrap().synchronize_context().unwrap();
         let asked = library.bench.calls("cuStreamIsCapturing");
         let stats = allocator.stats();
         assert_eq!((stats.free_ready, stats.free_not_ready), (64 << 20, 0));
@@ -449,12 +449,12 @@ fn a_synchronisation_leaves_what_a_capture_freed() {
     let buffer = alloc(&allocator, &captured, 60 << 20);
     library.fill(a, &buffer);
     free(&captured, buffer);
-    assert!(externals.synchronize().is_err());
+    assert!(externals.whole().unwrap().synchronize_context().is_err());
     assert!(captured.timeline().wait(captured.timeline().submitted(), None).is_err());
     assert!(allocator.alloc(Layout::new(60 << 20), On::new(&*other)).is_err());
     let graph = library.driver().capture_end(a).unwrap();
     library.driver().graph_destroy(graph).unwrap();
-    externals.synchronize().unwrap();
+    externals.whole().unwrap().synchronize_context().unwrap();
     assert_eq!(allocator.stats().free_not_ready, 0);
     let taken = alloc(&allocator, &other, 60 << 20);
     library.fill(b, &taken);

@@ -201,7 +201,7 @@ fn made_nothing(null: bool) {
         refused(unsafe { driver.graph_add_empty(NativeGraph(1), &[]) }.map(drop));
         let module = driver.module_load(b".version 8.0").unwrap();
         // SAFETY: the library under test uses no handle that it gets.
-        refused(unsafe { driver.module_function(module, "f") }.map(drop));
+        refused(unsafe { driver.module_function(module, "f", &[]) }.map(drop));
     }
 }
 
@@ -260,7 +260,7 @@ fn older() {
     assert!(matches!(elapsed, Err(Error::Driver { code: 400, .. })), "{elapsed:?}");
     let module = driver.module_load(b".version 8.0").unwrap();
     // SAFETY: the library under test uses no handle that it gets.
-    assert!(unsafe { driver.module_function(module, "f") }.is_ok());
+    assert!(unsafe { driver.module_function(module, "f", &[]) }.is_ok());
     assert!(!driver.device_properties(0).unwrap().conditional_nodes);
     // SAFETY: the library under test uses no handle that it gets.
     let refused = unsafe { driver.condition_create(NativeGraph(1)) };
@@ -466,9 +466,12 @@ fn modules() {
     // The driver object adds the missing zero at the end of a text.
     let module = driver.module_load(b".version 8.0").unwrap();
     // SAFETY: the library under test uses no handle that it gets.
-    let function = unsafe { driver.module_function(module, "f") }.unwrap();
+    let function = unsafe { driver.module_function(module, "f", &[]) }.unwrap();
     // SAFETY: the library under test uses no handle that it gets.
-    assert!(matches!(unsafe { driver.module_function(module, "a\0b") }, Err(Error::NotFound(_))));
+    assert!(matches!(
+        unsafe { driver.module_function(module, "a\0b", &[]) },
+        Err(Error::NotFound(_))
+    ));
     // SAFETY: the library under test uses no handle that it gets.
     let info = unsafe { driver.function_info(function) }.unwrap();
     assert_eq!((info.block_threads, info.registers, info.binary), (100, 104, 106));

@@ -157,7 +157,7 @@ fn the_argument_buffer_must_agree_with_the_bindings() {
     let driver = opened();
     let module = driver.module_load(kernels::PTX.as_bytes()).unwrap();
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
-    let store = unsafe { driver.module_function(module, "trace_store") }.unwrap();
+    let store = unsafe { driver.module_function(module, "trace_store", &[]) }.unwrap();
     let (stream, at) = (driver.stream_create(0).unwrap(), driver.alloc(64).unwrap());
     let arguments = Arguments::store(at, 1, 2, 3);
     let good = arguments.launch(store, 1, 1);
@@ -278,10 +278,10 @@ fn compiled_names_need_registered_code() {
     let ptx = driver.compile(source, "k.cu", &[], (9, 0)).unwrap();
     let module = driver.module_load(&ptx).unwrap();
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
-    assert!(unsafe { driver.module_function(module, "trace_nothing") }.is_ok());
+    assert!(unsafe { driver.module_function(module, "trace_nothing", &[]) }.is_ok());
     for missing in ["unknown", "nowhere"] {
         // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
-        let found = unsafe { driver.module_function(module, missing) };
+        let found = unsafe { driver.module_function(module, missing, &[]) };
         assert!(matches!(&found, Err(Error::NotFound(why)) if why.contains(missing)), "{found:?}");
     }
     assert!(matches!(driver.compile("int x;", "k.cu", &[], (9, 0)), Err(Error::Compile { .. })));

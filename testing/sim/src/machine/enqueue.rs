@@ -298,20 +298,6 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns whether a queue waits for a higher value than a semaphore has.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn semaphore_is_awaited(&self, semaphore: SemaphoreId) -> Result<bool> {
-        let state = self.lock();
-        let value =
-            state.semaphores.get(&semaphore).map(|s| s.value).ok_or_else(|| missing(semaphore))?;
-        let mut entries = state.queues.values().flat_map(|q| &q.entries);
-        Ok(entries.any(
-            |e| matches!(e.action, Action::WaitSemaphore(s, v) if s == semaphore && v > value),
-        ))
-    }
-
     /// Raises a semaphore from the host. A lower value changes nothing.
     ///
     /// # Errors

@@ -19,10 +19,6 @@ impl shared::HostSignals for Common {
         self.forget(timeline, *semaphore);
     }
 
-    fn is_awaited(&self, _: &'static Timeline, semaphore: &SemaphoreId) -> bool {
-        self.machine.semaphore_is_awaited(*semaphore).unwrap_or(false)
-    }
-
     fn signal(&self, semaphore: &SemaphoreId, value: u64) -> Result<()> {
         self.machine.semaphore_signal(*semaphore, value)
     }

@@ -52,14 +52,20 @@ pub trait ModuleOps {
     unsafe fn module_unload(&self, module: NativeModule) -> Result<()>;
 
     /// Finds and loads a function of a module, for any `CUDA_MODULE_LOADING`:
-    /// `cuModuleGetFunction`, `cuFuncLoad`. May block.
+    /// `cuModuleGetFunction`, `cuFuncLoad`. May block. Only the simulated driver uses `limits`, the
+    /// kernel's [`limits`](leasehold_hal::KernelDesc::limits), to find memory.
     ///
     /// # Errors
     /// `NotFound`, with the function's name.
     ///
     /// # Safety
     /// - `module` is a module of this driver that was not unloaded.
-    unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction>;
+    unsafe fn module_function(
+        &self,
+        module: NativeModule,
+        name: &str,
+        limits: &[(u32, u32)],
+    ) -> Result<NativeFunction>;
 
     /// The resources and parameters of a function: `cuFuncGetAttribute` (seven),
     /// `cuFuncGetParamInfo`. Does not block.

@@ -134,7 +134,12 @@ impl ModuleOps for RealDriver {
         drive!(self, cuModuleUnload(module.0 as CUmodule))
     }
 
-    unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
+    unsafe fn module_function(
+        &self,
+        module: NativeModule,
+        name: &str,
+        _: &[(u32, u32)],
+    ) -> Result<NativeFunction> {
         let missing = || Error::NotFound(format!("the module has no function {name}").into());
         let text = CString::new(name).map_err(|_| missing())?;
         let mut function: CUfunction = ptr::null_mut();
