@@ -14,6 +14,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Weak;
+use std::time::Duration;
 
 /// A handle, and for the per-thread default stream the thread.
 type Key = (u64, Option<ThreadId>);
@@ -149,9 +150,22 @@ impl ExternalManager {
     /// exists.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
+    /// `DeviceLost`; the driver's, for a context with a stream in capture too. The capture ends
+    /// without a graph then.
     pub fn synchronize(&self) -> Result<()> {
         self.core.shared.externals.synchronize(&self.core)?;
+        self.reap();
+        Ok(())
+    }
+
+    /// Blocks until the work that the context's streams have now is over, for at most `limit`.
+    /// Breaks no capture: streams in capture are not waited for, and streams that were never seen
+    /// here only if another one can have no event.
+    ///
+    /// # Errors
+    /// `DeviceLost`.
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        self.core.shared.externals.wait(&self.core, limit)?;
         self.reap();
         Ok(())
     }
