@@ -42,7 +42,7 @@ HOSTS = re.compile(
     r"(www\.w3\.org|github\.com|(doc|www)\.rust-lang\.org|docs\.rs|crates\.io|(www\.)?apache\.org"
     r"|docs\.nvidia\.com|developer\.apple\.com|opensource\.org|keepachangelog\.com|semver\.org"
     r"|arxiv\.org|(www\.)?kernel\.org|docs\.kernel\.org|en\.wikipedia\.org|llvm\.org|huggingface\.co"
-    r"|json-schema\.org|dmlc\.github\.io)"
+    r"|json-schema\.org|git-lfs\.github\.com|dmlc\.github\.io)"
 )
 
 # Words that one project alone would understand.

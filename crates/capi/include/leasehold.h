@@ -36,8 +36,9 @@
  *    synchronize before that.
  *  - On a thread's default stream a free records an event at once: no other thread can do so later. The end of the thread ends the stream.
  *  - A stream in capture: allocation and free on it work as ever, and memory that is freed on it stays with it until the capture is over.
- *    A wait for all work of the context ends every capture in it without a graph: leasehold_device_synchronize does so, and an
- *    allocation or a resumption that finds no memory. No other call of this library breaks a capture.
+ *    A wait for all work of the context ends every capture in it without a graph: leasehold_device_synchronize and leasehold_pool_suspend do
+ *    so. An allocation that finds no memory waits for the other streams by events. It waits for the context only if a stream is gone and
+ *    no stream that was used here is in capture. No other call of this library breaks a capture.
  *    Blocks that a captured graph uses come from a pool that lives as long as the graph.
  *  - On a CPU device streams mean nothing: freed memory is free.
  */
@@ -346,7 +347,7 @@ int leasehold_sim_fill(leasehold_device device, uintptr_t stream, void *at, uint
 int leasehold_sim_read(leasehold_device device, uintptr_t stream, void *to, const void *from, size_t bytes);
 /* Lets later work of one stream wait for the work that another has now. */
 int leasehold_sim_order(leasehold_device device, uintptr_t earlier, uintptr_t later);
-/* Begins (1) or ends (0) a capture of a stream. */
+/* Begins (1) or ends (0) a capture of a stream; 2 begins one that forbids calls to all threads. */
 int leasehold_sim_capture(leasehold_device device, uintptr_t stream, int begin);
 /* The races that were found since the last call, one a line; "" for none. Freed by leasehold_text_free. */
 int leasehold_sim_races(char **text);

@@ -273,10 +273,8 @@ impl Device {
             Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
             other => return other,
         }
-        // In a capture nothing may wait. The report comes from the last attempt.
-        if let Err(e @ Error::DeviceLost { .. }) = self.sources.synchronize(&self.runtime) {
-            return Err(e);
-        }
+        // Not for the whole context: the driver breaks captures at that, also other threads'.
+        self.sources.wait(&self.runtime)?;
         self.trim_others(pool)?;
         take()
     }

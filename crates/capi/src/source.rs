@@ -120,7 +120,16 @@ impl Sources {
         }
     }
 
-    /// Blocks until all work of the device's streams is over.
+    /// Blocks until the work of the streams is over, for a minute at most, and breaks no capture.
+    ///
+    /// # Errors
+    /// `DeviceLost`.
+    pub(crate) fn wait(&self, runtime: &Runtime) -> Result<()> {
+        let Some(device) = cuda::device_state(runtime) else { return Ok(()) };
+        device.primary().externals().whole()?.wait_context(Duration::from_secs(60))
+    }
+
+    /// Blocks until all work of the device's streams is over. Ends captures without a graph.
     pub(crate) fn synchronize(&self, runtime: &Runtime) -> Result<()> {
         match (&self.host, cuda::device_state(runtime)) {
             (None, Some(device)) => device.primary().externals().whole()?.synchronize_context(),

@@ -32,7 +32,7 @@ from leasehold._errors import InvalidArgumentError, InvalidStateError, Unavailab
 from leasehold._library import path as _library_path
 from leasehold._native import parse_bytes
 
-from leasehold.torch import _build, _plugin
+from leasehold.torch import _build, _plugin, _settings
 from leasehold.torch._build import BuildError
 
 __all__ = [
@@ -111,7 +111,8 @@ def enable(
 
     It comes before the first CUDA tensor. A second call with the same options does nothing. The
     first call on a machine builds an extension, which takes about half a minute;
-    `python -m leasehold.torch build` does so ahead of time.
+    `python -m leasehold.torch build` does so ahead of time. Settings of PyTorch's allocator in the
+    environment that mean nothing here are named in a warning.
 
     Args:
         policy: `"balanced"`, `"fastest"` or `"compact"`: when free memory is moved to where it is
@@ -160,8 +161,11 @@ def enable(
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        fraction = _settings.read(extension is not None)
         if extension is not None:
             extension.install(_library_path(), limit, number, devices, shareable)
+            for device in range(torch.cuda.device_count()):
+                extension.set_fraction(device, fraction)
             if shareable:
                 from leasehold.torch import _share
 

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <thread>
 
 using namespace leasehold_torch;
@@ -26,7 +27,9 @@ struct Simulation {
 
 Memory *memory;
 leasehold_device device;
-thread_local bool in_capture = false;
+thread_local uintptr_t current = 0; // the thread's stream
+std::mutex captured_lock;
+std::set<uintptr_t> captured_streams;
 std::atomic<uint64_t> taken{0}, checked{0}, captures{0}, restored{0}, refused{0};
 
 [[noreturn]] void fail(const std::string &text) {
@@ -39,6 +42,15 @@ void expect(bool right, const char *text) {
     if (!right) {
         fail(text);
     }
+}
+
+/// Tells a device's memory of the threads' streams and of the captures of all threads.
+void connect(Memory &memory) {
+    memory.current_stream = [] { return current; };
+    memory.is_captured = [](uintptr_t stream) {
+        std::lock_guard<std::mutex> guard(captured_lock);
+        return captured_streams.count(stream) != 0;
+    };
 }
 
 /// All live blocks, which must not overlap.
@@ -98,9 +110,12 @@ void check(const Live &live, uintptr_t stream, uintptr_t side) {
 }
 
 void captured(std::mt19937_64 &dice, uintptr_t stream, PoolId id) {
+    {
+        std::lock_guard<std::mutex> guard(captured_lock);
+        captured_streams.insert(stream);
+    }
     memory->begin_pool(id, [stream](uintptr_t s) { return s == stream; });
     expect(sim.capture(device, stream, 1) == 0, "capture");
-    in_capture = true;
     std::vector<void *> held;
     for (int i = 0; i < 6; ++i) {
         size_t bytes = 1 + dice() % 3000000;
@@ -114,7 +129,10 @@ void captured(std::mt19937_64 &dice, uintptr_t stream, PoolId id) {
         }
     }
     expect(sim.capture(device, stream, 0) == 0, "end of the capture");
-    in_capture = false;
+    {
+        std::lock_guard<std::mutex> guard(captured_lock);
+        captured_streams.erase(stream);
+    }
     memory->end_pool(id);
     expect(memory->live_blocks(id).size() == held.size(), "live blocks of a pool");
     // The state with these blocks comes back after they went.
@@ -140,6 +158,7 @@ void captured(std::mt19937_64 &dice, uintptr_t stream, PoolId id) {
 void program(uint64_t seed, uintptr_t stream, uintptr_t side) {
     std::mt19937_64 dice(seed);
     std::vector<Live> live;
+    current = stream;
     const size_t sizes[] = {1, 300, 9000, 70000, 1100000, 5000000};
     bool pooled = dice() % 4 == 0;
     PoolId id{0, seed * 2 + 1};
@@ -280,7 +299,7 @@ size_t play(const std::vector<Event> &events, bool blocks) {
 void sleep_and_wake(const Library &library, uint64_t budget) {
     constexpr size_t MIB = size_t(1) << 20;
     Memory own(library, "sim-cuda:0", budget, LEASEHOLD_POLICY_BALANCED);
-    own.capturing = [] { return in_capture; };
+    connect(own);
     uintptr_t stream = 0;
     expect(sim.stream(own.device(), 0, &stream) == 0, "stream");
     leasehold_pool region = own.make_region("weights", LEASEHOLD_POLICY_BALANCED);
@@ -377,7 +396,7 @@ int main(int count, char **arguments) {
         std::_Exit(0);
     }
     memory = new Memory(library, "sim-cuda:0", 300u << 20, LEASEHOLD_POLICY_BALANCED);
-    memory->capturing = [] { return in_capture; };
+    connect(*memory);
     device = memory->device();
     memory->record_history(recorded(1u << 24), true);
     uint64_t programs = std::strtoull(arguments[2], nullptr, 10);

@@ -13,8 +13,8 @@ use leasehold_collective::driver::CollectiveOps;
 use leasehold_collective_sim::SimCollectives;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_cuda::driver::ops::{
-    ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext, NativeFill,
-    NativeStream, StreamOps,
+    CaptureMode, ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext,
+    NativeFill, NativeStream, StreamOps,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
@@ -184,17 +184,18 @@ pub extern "C" fn leasehold_sim_order(device: u64, earlier: usize, later: usize)
     })
 }
 
-/// Begins (1) or ends (0) a capture of a stream; the graph of an ended one is dropped.
+/// Begins (1) or ends (0) a capture of a stream; the graph of an ended one is dropped. 2 begins one
+/// that forbids calls to all threads, as PyTorch does.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_sim_capture(device: u64, stream: usize, begin: c_int) -> c_int {
     ffi_guard(|| {
         let (driver, stream) = (driver(device)?, NativeStream(stream as u64));
         // SAFETY: the simulated driver refuses streams that are not there; the graph was just made.
         unsafe {
-            if begin != 0 {
-                driver.capture_begin(stream)
-            } else {
-                driver.capture_end(stream).and_then(|graph| driver.graph_destroy(graph))
+            match begin {
+                0 => driver.capture_end(stream).and_then(|graph| driver.graph_destroy(graph)),
+                2 => driver.capture_begin_in(stream, CaptureMode::Global),
+                _ => driver.capture_begin(stream),
             }
         }
     })

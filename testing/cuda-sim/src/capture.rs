@@ -21,6 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Capture {
     pub origin: u64,
     pub thread: ThreadId,
+    /// Which threads it forbids calls to: its own, or all of them ([`CaptureMode::Global`]).
+    pub mode: CaptureMode,
     /// The graph under construction.
     pub graph: u64,
     /// A forbidden call was made.
@@ -90,11 +92,19 @@ impl Tables {
         self.captures.iter().find(|(_, c)| c.tips.contains_key(&stream)).map(|(&id, _)| id)
     }
 
-    /// Whether a stream of a context is captured.
-    pub(super) fn is_captured(&self, context: u64) -> bool {
-        let captured = self.captures.values().flat_map(|c| c.tips.keys());
-        let mut streams = captured.filter_map(|stream| self.streams.get(stream));
-        streams.any(|stream| stream.context == context)
+    /// Breaks the captures with a stream of a context, of all threads. Returns whether there are
+    /// any.
+    pub(super) fn break_captures(&mut self, context: u64) -> bool {
+        let Self { captures, streams, .. } = self;
+        let mut any = false;
+        for capture in captures.values_mut() {
+            let mut captured = capture.tips.keys().filter_map(|stream| streams.get(stream));
+            if captured.any(|stream| stream.context == context) {
+                capture.broken = true;
+                any = true;
+            }
+        }
+        any
     }
 
     /// Breaks a capture.
@@ -104,14 +114,17 @@ impl Tables {
         }
     }
 
-    /// Refuses a call that a thread must not make while it captures, and breaks the capture.
+    /// Refuses a call that a thread must not make while it captures, or while another thread has a
+    /// global capture, and breaks the capture.
     pub(super) fn forbidden_in_capture(&mut self, api: &'static str) -> Result<()> {
         let me = thread::current().id();
-        if self.capture_modes.get(&me) == Some(&CaptureMode::Relaxed) {
+        let mine = self.capture_modes.get(&me).copied().unwrap_or_default();
+        if mine == CaptureMode::Relaxed {
             return Ok(());
         }
+        let of_others = |c: &Capture| mine == CaptureMode::Global && c.mode == CaptureMode::Global;
         let mut any = false;
-        for capture in self.captures.values_mut().filter(|c| c.thread == me) {
+        for capture in self.captures.values_mut().filter(|c| c.thread == me || of_others(c)) {
             capture.broken = true;
             any = true;
         }
@@ -191,6 +204,7 @@ impl Tables {
         machine: &Machine,
         api: &'static str,
         stream: u64,
+        mode: CaptureMode,
     ) -> Result<()> {
         if self.capture_of(stream).is_some() {
             return Err(refuse(api, code::ILLEGAL_STATE));
@@ -203,6 +217,7 @@ impl Tables {
             Capture {
                 origin: stream,
                 thread: thread::current().id(),
+                mode,
                 graph,
                 broken: false,
                 tips: BTreeMap::from([(stream, Vec::new())]),

@@ -8,8 +8,9 @@ use super::{SimDriver, call_back, refuse};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::code;
 use leasehold_cuda::driver::ops::{
-    CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCondition, NativeCopy, NativeEvent,
-    NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativePartition, NativeStream,
+    CaptureMode, CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCondition, NativeCopy,
+    NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativePartition,
+    NativeStream,
 };
 use leasehold_hal::ConditionalKind;
 use leasehold_sim::{Command, Condition as Word, Node, NodeId, NodeUpdate};
@@ -83,6 +84,22 @@ fn refused(told: Result<()>) -> Result<GraphExecUpdate> {
 }
 
 impl SimDriver {
+    /// Begins a capture of a stream, in a mode: [`CaptureMode::Global`] forbids calls to all
+    /// threads.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn capture_begin_in(&self, stream: NativeStream, mode: CaptureMode) -> Result<()> {
+        const API: &str = "cuStreamBeginCapture";
+        let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
+        let mut tables = self.lock();
+        let (handle, _) = tables.stream(API, scope, stream)?;
+        let begun = tables.capture_begin(&self.machine, API, handle, mode);
+        drop(tables);
+        begun.map_err(|e| self.told(API, scope.device, 0, e))
+    }
+
     /// Adds a node.
     fn add(
         &self,
@@ -489,14 +506,7 @@ impl GraphOps for SimDriver {
     }
 
     unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()> {
-        const API: &str = "cuStreamBeginCapture";
-        let scope = self.enter(API)?;
-        self.ensure_default(scope, stream)?;
-        let mut tables = self.lock();
-        let (handle, _) = tables.stream(API, scope, stream)?;
-        let begun = tables.capture_begin(&self.machine, API, handle);
-        drop(tables);
-        begun.map_err(|e| self.told(API, scope.device, 0, e))
+        self.capture_begin_in(stream, CaptureMode::ThreadLocal)
     }
 
     unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {

@@ -716,7 +716,7 @@ impl ContextOps for SimDriver {
             let mut tables = self.lock();
             tables.forbidden_in_capture(API)?;
             // A context is not synchronised while a stream of it is captured, whatever the mode.
-            if tables.is_captured(scope.context) {
+            if tables.break_captures(scope.context) {
                 return Err(refuse(API, code::STREAM_CAPTURE_UNSUPPORTED));
             }
         }

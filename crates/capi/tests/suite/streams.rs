@@ -148,6 +148,7 @@ fn an_allocation_outlives_streams_that_are_gone() {
     assert!(device.stats().reserved_bytes <= 64 << 20);
     // A stream in capture is not waited for. The text names a stream, and the cure.
     let captured = device.stream(0);
+    let inside = device.alloc(MIB, captured).unwrap();
     let gone = use_and_destroy(device, 48 * MIB);
     assert_eq!(leasehold_sim_capture(device.0, captured, 1), OK);
     assert_eq!(device.alloc(60 * MIB, own), Err(OUT_OF_MEMORY));
@@ -155,6 +156,7 @@ fn an_allocation_outlives_streams_that_are_gone() {
     assert!(text.contains(&format!("{gone:#x} is gone")), "{text}");
     assert!(text.contains("leasehold_stream_end"), "{text}");
     assert_eq!(leasehold_sim_capture(device.0, captured, 0), OK, "{}", last_error());
+    assert_eq!(device.free(inside), OK);
     let block = device.alloc(60 * MIB, own).unwrap();
     device.fill(own, block, 3, 60 * MIB);
     assert_eq!(device.free(block), OK);
@@ -162,6 +164,39 @@ fn an_allocation_outlives_streams_that_are_gone() {
     device.end(captured);
     assert_eq!(races(), "");
     device.close();
+}
+
+/// Memory is short while streams are captured, on this thread and on another: the allocation gets
+/// what other streams are done with, or fails, and the captures go on.
+#[test]
+fn an_allocation_that_finds_no_memory_leaves_captures_valid() {
+    let _turn = turn();
+    for mode in [1, 2] {
+        let device = Device::sim(64 << 20);
+        let movable = Pool::new(device, "graphs", LEASEHOLD_POOL_MOVABLE).unwrap();
+        let (own, other, captured) = (device.stream(0), device.stream(0), device.stream(0));
+        let inside = movable.alloc(4 * MIB, captured).unwrap();
+        // Another stream works on memory of another pool, which was freed.
+        let pending = movable.alloc(32 * MIB, other).unwrap();
+        device.fill(other, pending, 1, 32 * MIB);
+        assert_eq!(device.free(pending), OK);
+        assert_eq!(leasehold_sim_capture(device.0, captured, mode), OK, "{}", last_error());
+        device.fill(captured, inside, 2, 4 * MIB);
+        let short = || {
+            let block = device.alloc(48 * MIB, own);
+            assert!(block.is_ok(), "{}", last_error());
+            assert_eq!(device.alloc(48 * MIB, own), Err(OUT_OF_MEMORY));
+            assert_eq!(device.free(block.unwrap()), OK);
+        };
+        short();
+        std::thread::scope(|scope| scope.spawn(short).join()).unwrap();
+        device.fill(captured, inside, 3, 4 * MIB);
+        assert_eq!(leasehold_sim_capture(device.0, captured, 0), OK, "{}", last_error());
+        assert_eq!(device.free(inside), OK);
+        [own, other, captured].into_iter().for_each(|stream| device.end(stream));
+        assert_eq!((leasehold_pool_release(movable.0), races()), (OK, String::new()));
+        device.close();
+    }
 }
 
 #[test]

@@ -35,7 +35,9 @@
 //! ([`Externals::synchronize`]). It takes the place of an event that cannot be recorded: of a
 //! stream that is gone, of another thread's default stream, of the whole context. A thread that
 //! waits without a limit waits so. To any other thread such an epoch is an error, so that nobody
-//! waits for what never comes. The driver refuses to wait for a context with a stream in capture.
+//! waits for what never comes. The driver refuses to wait for a context with a stream in capture,
+//! and ends the capture without a graph, whichever thread's. So only a caller who asked for that
+//! wait gets it while a stream is known to be in capture ([`Externals::synchronize_uncaptured`]).
 //!
 //! This module must not know managers or how blocks are placed.
 
@@ -144,9 +146,20 @@ impl External {
     /// before is anybody's, whether or not the stream still exists. Uses no stream's handle.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
+    /// `DeviceLost`; the driver's, for a context with a stream in capture too. The capture ends
+    /// without a graph then.
     pub fn synchronize_context(&self) -> Result<()> {
         self.core.shared.externals.synchronize(&self.core)
+    }
+
+    /// Blocks until the work that the context's streams have now is over, for at most `limit`.
+    /// Breaks no capture: streams in capture are not waited for, and streams that were never seen
+    /// here only if another one can have no event.
+    ///
+    /// # Errors
+    /// `DeviceLost`.
+    pub fn wait_context(&self, limit: Duration) -> Result<()> {
+        self.core.shared.externals.wait(&self.core, limit)
     }
 
     /// The stream's timeline.
@@ -205,6 +218,14 @@ impl External {
             )));
         }
         Ok(())
+    }
+
+    /// Whether the stream is in capture, as far as this thread can tell.
+    fn is_captured(&self) -> bool {
+        let Ok(stream) = self.stream() else { return false };
+        let state = self.state.lock();
+        // SAFETY: the stream is not destroyed before its end, which the lock holds off.
+        !state.ended && self.calls(|ops| unsafe { ops.is_capturing(stream) }).unwrap_or(false)
     }
 
     /// Whether no event will ever close the epoch for this thread, after this error.
@@ -353,13 +374,14 @@ impl External {
             if timeout.is_some() || !self.needs_context(&refused) {
                 return Err(self.explained(refused));
             }
-            return match self.core.shared.externals.synchronize(&self.core) {
+            return match self.core.shared.externals.synchronize_uncaptured(&self.core) {
                 Ok(()) if self.timeline().completed() < value => Err(refused),
-                // Another stream is in capture, for one.
-                Err(error @ Error::Driver { .. }) => Err(Error::state(format!(
-                    "{}; the device cannot be waited for now: {error}",
-                    self.explained(refused)
-                ))),
+                Err(error @ (Error::Driver { .. } | Error::InvalidState(_))) => {
+                    Err(Error::state(format!(
+                        "{}; the device cannot be waited for now: {error}",
+                        self.explained(refused)
+                    )))
+                }
                 waited => waited,
             };
         }
@@ -423,7 +445,7 @@ impl External {
             // The handle of a stream that was destroyed: the driver knows no more of its work.
             Err(Error::Driver { .. }) => {
                 drop(state);
-                let waited = self.core.shared.externals.synchronize(&self.core);
+                let waited = self.core.shared.externals.synchronize_uncaptured(&self.core);
                 state = self.state.lock();
                 waited.map(|()| self.owner.complete(self.timeline().submitted()))
             }
@@ -571,12 +593,59 @@ impl Externals {
 
     /// As [`External::synchronize_context`].
     fn synchronize(&self, core: &Core) -> Result<()> {
-        let all: Vec<_> = self.0.lock().values().filter_map(std::sync::Weak::upgrade).collect();
-        let streams = all.into_iter().filter(|stream| std::ptr::eq(&*stream.core, core));
         // An epoch that cannot be closed stays open.
+        let streams = self.of(core).into_iter();
         let open: Vec<_> = streams.filter_map(|s| Some((s.open_next().ok()?, s))).collect();
         core.context.relaxed(|ops| ops.context_synchronize())?;
         open.iter().for_each(|(value, stream)| stream.all_over(*value));
         Ok(())
+    }
+
+    /// As [`synchronize`](Self::synchronize), unless a stream that is known here is in capture:
+    /// then the capture goes on.
+    ///
+    /// # Errors
+    /// `DeviceLost`; `InvalidState` while a stream is in capture; the driver's.
+    fn synchronize_uncaptured(&self, core: &Core) -> Result<()> {
+        match self.of(core).iter().find(|stream| stream.is_captured()) {
+            Some(stream) => Err(Error::state(format!(
+                "stream {:#x} is being captured, which a wait for the device would break",
+                stream.native()
+            ))),
+            None => self.synchronize(core),
+        }
+    }
+
+    /// As [`External::wait_context`]. Events tell when streams are over. The whole context is waited
+    /// for if a stream can have no event and none is in capture.
+    fn wait(&self, core: &Core, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        let mut without_event = false;
+        let mut closed = Vec::new();
+        for stream in self.of(core) {
+            match stream.close() {
+                Ok(value) => closed.push((value, stream)),
+                Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
+                Err(refused) => without_event |= stream.needs_context(&refused),
+            }
+        }
+        for (value, stream) in closed {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Err(lost @ Error::DeviceLost { .. }) = stream.publish(value, Some(left)) {
+                return Err(lost);
+            }
+        }
+        match without_event.then(|| self.synchronize_uncaptured(core)) {
+            Some(Err(lost @ Error::DeviceLost { .. })) => Err(lost),
+            _ => Ok(()),
+        }
+    }
+
+    /// The streams of a context.
+    fn of(&self, core: &Core) -> Vec<Arc<External>> {
+        let mut all: Vec<_> = self.0.lock().values().filter_map(std::sync::Weak::upgrade).collect();
+        // Without the lock: the last user of another context's stream may wait for that context.
+        all.retain(|stream| std::ptr::eq(&*stream.core, core));
+        all
     }
 }

@@ -14,6 +14,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Weak;
+use std::time::Duration;
 
 /// A handle, and for the per-thread default stream the thread.
 type Key = (u64, Option<ThreadId>);

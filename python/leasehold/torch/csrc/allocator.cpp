@@ -1,12 +1,14 @@
 // PyTorch's CUDAAllocator over the memories of the devices.
 #include "allocator.hpp"
 
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/util/ApproximateClock.h>
+#include <c10/util/env.h>
 
 #include <cuda_runtime_api.h>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -39,15 +41,57 @@ c10::Device device_of(int ordinal) {
     return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(ordinal)};
 }
 
+/// Tells PyTorch's profiler of bytes that came, or went if they are negative.
+void tell_profiler(Memory &memory, int ordinal, void *block, int64_t bytes) {
+    if (c10::memoryProfilingEnabled()) {
+        Statistics now = memory.statistics();
+        c10::reportMemoryUsageToProfiler(block, bytes, static_cast<size_t>(now.bytes[0].current),
+                                         static_cast<size_t>(now.reserved.current),
+                                         device_of(ordinal));
+    }
+}
+
+/// PyTorch's check for races between streams, if it is on.
+const c10::impl::PyInterpreter *watcher() { return c10::impl::GPUTrace::get_trace(); }
+
+void tell_of_end(const c10::impl::PyInterpreter *watcher, void *block) {
+    (*watcher)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(block));
+}
+
 /// Frees a block of any device. Returns false if no device knows it.
 bool free_block(void *block) {
     for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
         Memory *memory = memories().known(ordinal);
-        if (memory != nullptr && memory->free(block)) {
+        if (memory == nullptr) {
+            continue;
+        }
+        // Before another thread may have the memory.
+        if (const auto *told = watcher(); told != nullptr && memory->find(block).address != 0) {
+            tell_of_end(told, block);
+        }
+        if (size_t bytes = memory->free(block)) {
+            tell_profiler(*memory, ordinal, block, -static_cast<int64_t>(bytes));
             return true;
         }
     }
     return false;
+}
+
+/// Allocates memory of the driver for a program that wants no cache, so that tools know its bounds.
+void *take_uncached(size_t bytes) {
+    void *block = nullptr;
+    C10_CUDA_CHECK(cudaMalloc(&block, bytes));
+    if (const auto *told = watcher()) {
+        (*told)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(block));
+    }
+    return block;
+}
+
+void delete_uncached(void *block) {
+    if (const auto *told = watcher()) {
+        tell_of_end(told, block);
+    }
+    C10_CUDA_CHECK(cudaFree(block));
 }
 
 /// The deleter of tensors' memory, which must not throw.
@@ -117,7 +161,64 @@ TraceEntry entry(int ordinal, const Event &event) {
     return TraceEntry(action(event.kind), static_cast<c10::DeviceIndex>(ordinal), event.address,
                       event.bytes, handle(event.stream),
                       c10::cuda::MempoolId_t(event.pool.first, event.pool.second), event.time,
-                      context_of(event.context));
+                      context_of(event.context), event.notes.region
+#if LEASEHOLD_TORCH(10)
+                      ,
+                      event.notes.metadata
+#endif
+    );
+}
+
+/// A size as PyTorch writes it.
+std::string readable(uint64_t bytes) {
+    const char *units[] = {"KiB", "MiB", "GiB"};
+    if (bytes <= 1024) {
+        return std::to_string(bytes) + " bytes";
+    }
+    double number = static_cast<double>(bytes) / 1024;
+    size_t unit = 0;
+    for (; unit < 2 && number > 1024; ++unit) {
+        number /= 1024;
+    }
+    char text[64];
+    std::snprintf(text, sizeof text, "%.2f %s", number, units[unit]);
+    return text;
+}
+
+/// What NVIDIA's management library says of the processes on a device, as PyTorch writes it; an
+/// empty text without that library.
+std::string memory_of_processes(int ordinal) {
+    struct Process { // nvmlProcessInfo_v1_t
+        unsigned int pid;
+        unsigned long long bytes;
+    };
+    static void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    auto find = [](const char *name) { return library == nullptr ? nullptr : dlsym(library, name); };
+    static auto *init = reinterpret_cast<int (*)()>(find("nvmlInit_v2"));
+    static auto *by_bus =
+        reinterpret_cast<int (*)(const char *, void **)>(find("nvmlDeviceGetHandleByPciBusId_v2"));
+    static auto *list = reinterpret_cast<int (*)(void *, unsigned int *, Process *)>(
+        find("nvmlDeviceGetComputeRunningProcesses"));
+    char bus[32];
+    void *device = nullptr;
+    std::vector<Process> found(256);
+    auto count = static_cast<unsigned int>(found.size());
+    if (init == nullptr || by_bus == nullptr || list == nullptr ||
+        cudaDeviceGetPCIBusId(bus, sizeof bus, ordinal) != cudaSuccess || init() != 0 ||
+        by_bus(bus, &device) != 0 || list(device, &count, found.data()) != 0) {
+        return "";
+    }
+    std::string text;
+    for (unsigned int i = 0; i < count; ++i) {
+        if (found[i].bytes == ~0ull) { // not known
+            continue;
+        }
+        bool own = found[i].pid == static_cast<unsigned int>(getpid());
+        text += own ? "Including non-PyTorch memory, this process"
+                    : "Process " + std::to_string(found[i].pid);
+        text += " has " + readable(found[i].bytes) + " memory in use. ";
+    }
+    return text;
 }
 
 /// The state of a private pool, as PyTorch carries it.
@@ -127,12 +228,6 @@ struct State : AllocatorState {
 };
 
 PoolId key(c10::cuda::MempoolId_t id) { return {id.first, id.second}; }
-
-std::string readable(uint64_t bytes) {
-    char text[64];
-    std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
-    return text;
-}
 
 } // namespace
 
@@ -147,7 +242,13 @@ void *Allocator::allocate_on(int ordinal, size_t bytes, uintptr_t stream) {
     Memory &memory = memories().of(ordinal);
     for (bool again = true;; again = false) {
         try {
-            return memory.allocate(bytes, stream);
+            void *block = memory.allocate(bytes, stream);
+            tell_profiler(memory, ordinal, block, static_cast<int64_t>(bytes));
+            if (const auto *told = watcher()) {
+                (*told)->trace_gpu_memory_allocation(c10::kCUDA,
+                                                     reinterpret_cast<uintptr_t>(block));
+            }
+            return block;
         } catch (const Failure &failure) {
             bool full = failure.status == LEASEHOLD_OUT_OF_MEMORY ||
                         failure.status == LEASEHOLD_OVER_BUDGET;
@@ -162,35 +263,63 @@ void *Allocator::allocate_on(int ordinal, size_t bytes, uintptr_t stream) {
                 }
             }
             if (!freed) {
-                out_of_memory(memory, ordinal, bytes, failure);
+                out_of_memory(memory, ordinal, bytes, stream, failure);
             }
         }
     }
 }
 
-void Allocator::out_of_memory(Memory &memory, int ordinal, size_t bytes, const Failure &why) {
+void Allocator::out_of_memory(Memory &memory, int ordinal, size_t bytes, uintptr_t stream,
+                              const Failure &why) {
     auto [free, total] = guarded([&] { return memory.free_and_total(); });
-    auto allocated = static_cast<size_t>(guarded([&] { return memory.statistics(); }).bytes[0].current);
-    memory.note({Event::Oom, static_cast<uintptr_t>(free), bytes, 0, {}, memory.clock(), nullptr});
+    Statistics now = guarded([&] { return memory.statistics(); });
+    auto allocated = static_cast<uint64_t>(now.bytes[0].current);
+    auto reserved = static_cast<uint64_t>(now.reserved.current);
+    uint64_t allowed = memory.budget();
+    memory.note({Event::Oom, static_cast<uintptr_t>(free), bytes, stream, {}, memory.clock(),
+                 memory.gather(true)});
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved,
+                                     device_of(ordinal));
     auto observers = [&] {
         std::lock_guard<std::mutex> guard(lock_);
         return observers_;
     }();
     for (auto &observer : observers) {
-        observer(ordinal, allocated, static_cast<size_t>(total), static_cast<size_t>(free));
+        observer(ordinal, bytes, static_cast<size_t>(allowed != 0 ? allowed : total),
+                 static_cast<size_t>(free));
     }
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
                      readable(bytes), ". GPU ", ordinal, " has a total capacity of ",
-                     readable(total), " of which ", readable(free), " is free.\n", why.what());
+                     readable(total), " of which ", readable(free), " is free. ",
+                     memories().options().simulated ? "" : memory_of_processes(ordinal),
+                     allowed != 0 ? readable(allowed) + " allowed; " : "",
+                     "Of the allocated memory ", readable(allocated),
+                     " is allocated by PyTorch, and ",
+                     readable(reserved > allocated ? reserved - allocated : 0),
+                     " is reserved by PyTorch but unallocated.\n", why.what());
+}
+
+/// Whether each block is the driver's own.
+bool Allocator::is_uncached() const {
+    static const bool always = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true;
+    return always || !isEnabled();
 }
 
 c10::DataPtr Allocator::allocate(size_t bytes) {
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes < uint64_t(1) << 60,
+                     "CUDA out of memory. Tried to allocate more than 1EB memory.");
     int ordinal = memories().current_device();
+    if (is_uncached()) {
+        void *block = take_uncached(bytes);
+        return {block, block, &delete_uncached, device_of(ordinal)};
+    }
     void *block = allocate_on(ordinal, bytes, memories().current_stream(ordinal));
     return {block, block, &delete_block, device_of(ordinal)};
 }
 
-c10::DeleterFnPtr Allocator::raw_deleter() const { return &delete_block; }
+c10::DeleterFnPtr Allocator::raw_deleter() const {
+    return is_uncached() ? &delete_uncached : &delete_block;
+}
 
 void Allocator::copy_data(void *to, const void *from, std::size_t bytes) const {
     C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
@@ -198,16 +327,22 @@ void Allocator::copy_data(void *to, const void *from, std::size_t bytes) const {
 
 void *Allocator::raw_alloc(size_t bytes) {
     int ordinal = memories().current_device();
-    return allocate_on(ordinal, bytes, memories().current_stream(ordinal));
+    return raw_alloc_with_stream(bytes, handle(memories().current_stream(ordinal)));
 }
 
 void *Allocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+    if (is_uncached()) {
+        return bytes == 0 ? nullptr : take_uncached(bytes);
+    }
     return allocate_on(memories().current_device(), bytes, reinterpret_cast<uintptr_t>(stream));
 }
 
 void Allocator::raw_delete(void *block) {
     if (block != nullptr && !forked()) {
         bool known = guarded([&] { return free_block(block); });
+        if (!known && is_uncached()) {
+            return delete_uncached(block);
+        }
         TORCH_CHECK(known, "leasehold: ", block, " was freed twice or is not of this allocator");
     }
 }
@@ -259,10 +394,10 @@ void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
     memories().set_fraction(device, fraction);
 }
 
-void Allocator::emptyCache(c10::cuda::MempoolId_t) {
+void Allocator::emptyCache(c10::cuda::MempoolId_t id) {
     for (int ordinal = 0; ordinal < Memories::MOST && !forked(); ++ordinal) {
         if (Memory *memory = memories().known(ordinal)) {
-            guarded([&] { memory->empty_cache(); });
+            guarded([&] { memory->empty_cache(key(id)); });
         }
     }
 }
@@ -332,7 +467,9 @@ void Allocator::use_pool(c10::DeviceIndex device, c10::cuda::MempoolId_t id, CUD
             source.take = [allocator, keep](size_t bytes, uintptr_t stream) {
                 return allocator->raw_alloc_with_stream(bytes, handle(stream));
             };
-            source.give = [allocator, keep](void *segment) { allocator->raw_delete(segment); };
+            source.give = [allocator, keep](void *segment, size_t) {
+                allocator->raw_delete(segment);
+            };
             memory.use_pool(key(id), std::move(source));
         }
     });
@@ -434,8 +571,8 @@ std::string Allocator::getUserMetadata() {
 // ---- history
 
 SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
-    static c10::ApproximateClockToUnixTimeConverter clock;
-    auto to_time = clock.makeConverter();
+    auto to_nanoseconds = clock_.makeConverter();
+    auto to_microseconds = [&](auto &time) { time.t_ = to_nanoseconds(time.approx_t_) / 1000; };
     SnapshotInfo made{};
     int devices = std::max(devices_.load(), 1);
     for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
@@ -490,10 +627,17 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
         for (const Event &event : memory->events()) {
             if (id == c10::cuda::MempoolId_t(0, 0) || key(id) == event.pool) {
                 TraceEntry made_entry = entry(ordinal, event);
-                made_entry.time_.t_ = to_time(made_entry.time_.approx_t_);
+                to_microseconds(made_entry.time_);
                 made.device_traces[static_cast<size_t>(ordinal)].push_back(std::move(made_entry));
             }
         }
+    }
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        made.external_annotations.assign(annotations_.begin(), annotations_.end());
+    }
+    for (Annotation &annotation : made.external_annotations) {
+        to_microseconds(annotation.time_);
     }
     made.config_metadata.expandable_segments = true;
     made.config_metadata.last_allocator_settings = "leasehold";
@@ -503,6 +647,7 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
 void Allocator::history(HistorySettings settings, bool clear) {
     std::lock_guard<std::mutex> guard(lock_);
     history_ = settings;
+    annotations_.clear();
     int devices = std::max(devices_.load(), 1);
     for (int ordinal = 0; ordinal < devices; ++ordinal) {
         memories().of(ordinal).record_history(settings, clear);
@@ -512,6 +657,47 @@ void Allocator::history(HistorySettings settings, bool clear) {
 bool Allocator::isHistoryEnabled() {
     std::lock_guard<std::mutex> guard(lock_);
     return history_.enabled;
+}
+
+void Allocator::recordAnnotation(
+    const std::vector<std::pair<std::string, std::string>> &texts) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (!history_.enabled) {
+        return;
+    }
+    auto device = static_cast<c10::DeviceIndex>(memories().current_device());
+    Annotation made(device, c10::getApproximateTime());
+    for (const auto &[name, text] : texts) {
+        made.recordUserMetadata(name, text);
+    }
+    annotations_.push_back(std::move(made));
+    while (annotations_.size() > std::max<size_t>(history_.most, 1)) {
+        annotations_.pop_front();
+    }
+}
+
+namespace {
+
+/// The regions of compiled code that the thread is in.
+thread_local std::vector<std::string> regions;
+
+} // namespace
+
+void Allocator::pushCompileContext(std::string &text) {
+    if (isHistoryEnabled()) {
+        regions.push_back(text);
+    }
+}
+
+void Allocator::popCompileContext() {
+    if (!regions.empty()) {
+        regions.pop_back();
+    }
+}
+
+Notes Allocator::notes() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return {regions.empty() ? "N/A" : regions.back(), metadata_};
 }
 
 namespace {

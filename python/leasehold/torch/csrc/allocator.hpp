@@ -4,9 +4,11 @@
 #include "core.hpp"
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 #include <torch/version.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +20,7 @@
 namespace leasehold_torch {
 
 using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+using Annotation = decltype(c10::cuda::CUDACachingAllocator::SnapshotInfo::external_annotations)::value_type;
 
 /// The options of all devices' memory.
 struct Options {
@@ -47,6 +50,10 @@ class Memories {
     int current_device() const;
     uintptr_t current_stream(int ordinal) const;
     static thread_local uintptr_t simulated_stream;
+    static std::atomic<uintptr_t> simulated_capture; // a stream, or UINTPTR_MAX
+
+    /// Reads the texts of the program for an event of the history.
+    std::function<Notes()> notes = [] { return Notes{}; };
 
   private:
     uint64_t limit(Memory &memory, double fraction) const;
@@ -113,8 +120,8 @@ class Allocator : public CUDAAllocator {
     double getMemoryFraction(c10::DeviceIndex device) override;
     void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
     void emptyCache(c10::cuda::MempoolId_t id = {0, 0}) override;
-    void enable(bool) override {}
-    bool isEnabled() const override { return true; }
+    void enable(bool on) override { cached_.store(on); }
+    bool isEnabled() const override { return cached_.load(); }
     void cacheInfo(c10::DeviceIndex device, size_t *largest) override;
     std::string name() override { return "leasehold"; }
 
@@ -139,6 +146,11 @@ class Allocator : public CUDAAllocator {
 
     // ---- history
     bool isHistoryEnabled() override;
+    void recordAnnotation(const std::vector<std::pair<std::string, std::string>> &texts) override;
+    void pushCompileContext(std::string &text) override;
+    void popCompileContext() override;
+    /// The texts that an event of the calling thread gets.
+    Notes notes();
     void attachOutOfMemoryObserver(
         c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
     void attachAllocatorTraceTracker(
@@ -196,12 +208,18 @@ class Allocator : public CUDAAllocator {
                   std::shared_ptr<CUDAAllocator> keep);
     c10::cuda::CUDACachingAllocator::SnapshotInfo walk(c10::cuda::MempoolId_t id, bool traces);
     void history(HistorySettings settings, bool clear);
-    [[noreturn]] void out_of_memory(Memory &memory, int ordinal, size_t bytes, const Failure &why);
+    bool is_uncached() const;
+    [[noreturn]] void out_of_memory(Memory &memory, int ordinal, size_t bytes, uintptr_t stream,
+                                    const Failure &why);
 
     std::atomic<int> devices_{0};
+    std::atomic<bool> cached_{true};
+    // Measures the clock of the events against the system's from now on.
+    c10::ApproximateClockToUnixTimeConverter clock_;
     std::mutex lock_;
     HistorySettings history_;
     std::string metadata_;
+    std::deque<Annotation> annotations_;
     std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers_;
     std::map<std::string, std::weak_ptr<void>> imports_; // by handle
 };

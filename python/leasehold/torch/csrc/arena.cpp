@@ -130,7 +130,7 @@ bool Arena::release() {
         free_.erase(key(at));
         pieces_.erase(at);
         reserved_ -= segment->second.bytes;
-        source_.give(reinterpret_cast<void *>(segment->first));
+        source_.give(reinterpret_cast<void *>(segment->first), segment->second.bytes);
         segment = segments_.erase(segment);
     }
     return segments_.empty();

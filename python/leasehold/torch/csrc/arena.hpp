@@ -21,7 +21,7 @@ namespace leasehold_torch {
 struct Source {
     /// Returns nullptr if there is no memory.
     std::function<void *(size_t bytes, uintptr_t stream)> take;
-    std::function<void(void *segment)> give;
+    std::function<void(void *segment, size_t bytes)> give;
 };
 
 /// A part of a segment.

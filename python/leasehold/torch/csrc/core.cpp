@@ -51,7 +51,7 @@ template <typename T> T sized() {
 
 Memory::Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy,
                bool shareable)
-    : library_(library) {
+    : library_(library), budget_(budget) {
     auto options = sized<leasehold_device_options>();
     options.budget = budget;
     options.policy = policy;
@@ -59,7 +59,9 @@ Memory::Memory(const Library &library, const std::string &name, uint64_t budget,
     check(library_.device_open(name.c_str(), &options, &device_));
     base_ = sized<leasehold_stats>();
     clock = [] { return uint64_t(0); };
-    capturing = [] { return false; };
+    notes = [] { return Notes{}; };
+    current_stream = [] { return uintptr_t(0); };
+    is_captured = [](uintptr_t) { return false; };
 }
 
 void Memory::check(int status) const {
@@ -90,8 +92,8 @@ void Memory::insert(const Block &block) {
 Pool *Memory::route(uintptr_t stream) {
     // The pool that began last: pools nest, also in the capture of a graph.
     for (auto entry = underway_.rbegin(); entry != underway_.rend(); ++entry) {
-        if (entry->second(stream)) {
-            return pools_.at(entry->first).get();
+        if (entry->filter(stream)) {
+            return pools_.at(entry->id).get();
         }
     }
     return nullptr;
@@ -145,7 +147,7 @@ void *Memory::allocate(size_t bytes, uintptr_t stream) {
         block.address = take_pressed(block, status);
     }
     if (has_history()) {
-        note_segments();
+        note_segments(context);
         PoolId id = block.pool == nullptr ? PoolId{} : block.pool->id;
         emit({Event::Alloc, block.address, bytes, stream, id, clock(), std::move(context)});
     }
@@ -180,14 +182,18 @@ uintptr_t Memory::take_pressed(Block block, int status) {
     return block.address;
 }
 
-/// Gives back what needs all work of the device to be over. Returns whether it did so.
-bool Memory::reclaim() {
+/// Gives back what needs all work of the device to be over, of one pool or of all. Returns whether
+/// it did so.
+bool Memory::reclaim(PoolId only) {
     if (!synchronize()) {
         return false;
     }
     std::lock_guard<std::mutex> guard(lock_);
     std::vector<PoolId> unused;
     for (auto &[id, pool] : pools_) {
+        if (only != PoolId{} && only != id) {
+            continue;
+        }
         if (pool->arena != nullptr) {
             pool->arena->undefer();
         }
@@ -201,14 +207,31 @@ bool Memory::reclaim() {
     return true;
 }
 
+/// Whether a capture is known that a wait for the device would break, under `begun_lock_`.
+bool Memory::is_capturing() {
+    return is_captured(current_stream()) ||
+           std::any_of(begun_.begin(), begun_.end(), is_captured);
+}
+
+void Memory::refuse_in_capture() {
+    std::lock_guard<std::mutex> guard(begun_lock_);
+    if (is_capturing()) {
+        throw Failure(LEASEHOLD_INVALID_STATE,
+                      "this waits for the device, which would break the capture of a graph: do it "
+                      "before or after the capture");
+    }
+}
+
 bool Memory::synchronize() {
-    if (capturing()) {
+    // No other thread begins a pool, which a capture does first, until the wait is over.
+    std::lock_guard<std::mutex> guard(begun_lock_);
+    if (is_capturing()) {
         return false;
     }
     return library_.device_synchronize(device_) == LEASEHOLD_OK;
 }
 
-bool Memory::free(void *address) {
+size_t Memory::free(void *address) {
     auto at = reinterpret_cast<uintptr_t>(address);
     Context context = gather(false);
     Block block;
@@ -218,7 +241,7 @@ bool Memory::free(void *address) {
         std::lock_guard<std::mutex> guard(lock_);
         block = blocks_.remove(at);
         if (block.address == 0) {
-            return false;
+            return 0;
         }
         count(block, &Count::sub);
         direct = block.pool == nullptr || block.pool->region != 0;
@@ -241,7 +264,7 @@ bool Memory::free(void *address) {
     if (direct) {
         check(library_.free(device_, address));
     }
-    return true;
+    return block.bytes;
 }
 
 void Memory::record_stream(void *address, uintptr_t stream, leasehold_device peer) {
@@ -271,23 +294,67 @@ Block Memory::find(void *address) {
 
 // ---- the memory as a whole
 
-void Memory::empty_cache() {
-    if (reclaim()) {
+void Memory::empty_cache(PoolId id) {
+    bool all = id == PoolId{};
+    leasehold_pool graphs;
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        graphs = graphs_;
+        if (!all && pools_.count(id) == 0) {
+            return;
+        }
+    }
+    Context context = gather(false);
+    if (reclaim(id)) {
         // Segments that pools gave back just now carry new marks of their streams.
         synchronize();
     }
     uint64_t freed = 0;
-    check(library_.trim(device_, 0, &freed));
+    if (all) {
+        check(library_.trim(device_, 0, &freed));
+    } else if (graphs != 0) {
+        check(library_.pool_trim(graphs, 0, &freed));
+    }
     {
         std::lock_guard<std::mutex> guard(lock_);
         trims_ += freed != 0;
     }
-    note_segments();
+    note_segments(context);
 }
 
-void Memory::set_budget(uint64_t bytes) { check(library_.set_budget(device_, bytes)); }
+void Memory::set_budget(uint64_t bytes) {
+    std::lock_guard<std::mutex> guard(lock_);
+    budget_ = bytes;
+    bound();
+}
 
-uint64_t Memory::budget() { return raw_statistics().budget_bytes; }
+uint64_t Memory::budget() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return budget_;
+}
+
+/// Tells the library what the pools' own sources leave of the budget, under the lock.
+void Memory::bound() {
+    uint64_t left = budget_ > foreign_ ? budget_ - foreign_ : 1;
+    check(library_.set_budget(device_, budget_ == 0 ? 0 : left));
+}
+
+/// Counts a segment of a pool's own source, if the budget has room for it. Under the lock.
+bool Memory::make_room(size_t bytes) {
+    foreign_ += bytes;
+    bound();
+    for (bool trimmed = false;; trimmed = true) {
+        if (budget_ == 0 || raw_statistics().reserved_bytes + foreign_ <= budget_) {
+            return true;
+        }
+        if (trimmed) {
+            foreign_ -= bytes;
+            bound();
+            return false;
+        }
+        check(library_.trim(device_, 0, nullptr));
+    }
+}
 
 leasehold_stats Memory::raw_statistics() {
     auto found = sized<leasehold_stats>();
@@ -298,12 +365,8 @@ leasehold_stats Memory::raw_statistics() {
 Statistics Memory::statistics() {
     leasehold_stats now = raw_statistics();
     std::lock_guard<std::mutex> guard(lock_);
-    size_t foreign = 0;
-    for (auto &[id, pool] : pools_) {
-        foreign += pool->foreign != 0 ? pool->arena->reserved() : 0;
-    }
-    int64_t reserved = static_cast<int64_t>(now.reserved_bytes + foreign);
-    int64_t peak = static_cast<int64_t>(now.reserved_bytes_peak + foreign);
+    int64_t reserved = static_cast<int64_t>(now.reserved_bytes + foreign_);
+    int64_t peak = static_cast<int64_t>(now.reserved_bytes_peak + foreign_);
     auto granules = [](int64_t bytes) { return (bytes + int64_t(GRANULE) - 1) / int64_t(GRANULE); };
     reserved_.follow(reserved, peak);
     segments_.follow(granules(reserved), granules(peak));
@@ -426,7 +489,7 @@ Source Memory::own_source() {
         int status = library_.pool_malloc(graphs_, bytes, stream, &block);
         return status == LEASEHOLD_OK ? block : nullptr;
     };
-    source.give = [this](void *segment) { library_.free(device_, segment); };
+    source.give = [this](void *segment, size_t) { library_.free(device_, segment); };
     return source;
 }
 
@@ -438,9 +501,38 @@ Source Memory::counted(Source source) {
         arena_changes_ += segment != nullptr;
         return segment;
     };
-    made.give = [this, give = std::move(source.give)](void *segment) {
-        give(segment);
+    made.give = [this, give = std::move(source.give)](void *segment, size_t bytes) {
+        give(segment, bytes);
         ++arena_changes_;
+    };
+    return made;
+}
+
+/// A source of the caller's whose segments count to the budget.
+Source Memory::bounded(Source source) {
+    Source made;
+    made.take = [this, take = std::move(source.take)](size_t bytes, uintptr_t stream) -> void * {
+        if (!make_room(bytes)) {
+            return nullptr;
+        }
+        void *segment = nullptr;
+        try {
+            segment = take(bytes, stream);
+        } catch (...) {
+            foreign_ -= bytes;
+            bound();
+            throw;
+        }
+        if (segment == nullptr) {
+            foreign_ -= bytes;
+            bound();
+        }
+        return segment;
+    };
+    made.give = [this, give = std::move(source.give)](void *segment, size_t bytes) {
+        give(segment, bytes);
+        foreign_ -= bytes;
+        bound();
     };
     return made;
 }
@@ -458,8 +550,7 @@ void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
     if (region != 0) {
         pool->region = region;
     } else if (source.take) {
-        pool->foreign = 1;
-        pool->arena = std::make_unique<Arena>(counted(std::move(source)));
+        pool->arena = std::make_unique<Arena>(counted(bounded(std::move(source))));
     } else {
         if (graphs_ == 0) {
             auto options = sized<leasehold_pool_options>();
@@ -494,27 +585,41 @@ void Memory::set_no_split(PoolId id) {
 
 void Memory::begin_pool(PoolId id, std::function<bool(uintptr_t)> filter) {
     use_pool(id);
+    uintptr_t stream = current_stream();
+    {
+        std::lock_guard<std::mutex> begun(begun_lock_);
+        begun_.push_back(stream);
+    }
     std::unique_lock<std::mutex> guard(lock_);
-    for (auto &[other, _] : underway_) {
-        if (other == id) {
+    for (const Route &route : underway_) {
+        if (route.id == id) {
             guard.unlock();
+            end_begun(stream);
             release_pool(id);
             throw Failure(LEASEHOLD_INVALID_STATE, "the memory pool takes allocations already");
         }
     }
-    underway_.emplace_back(id, std::move(filter));
+    underway_.push_back({id, std::move(filter), stream});
     routes_.fetch_add(1, std::memory_order_release);
 }
 
+void Memory::end_begun(uintptr_t stream) {
+    std::lock_guard<std::mutex> guard(begun_lock_);
+    begun_.erase(std::find(begun_.begin(), begun_.end(), stream));
+}
+
 void Memory::end_pool(PoolId id) {
-    std::lock_guard<std::mutex> guard(lock_);
-    auto is = [&](const auto &entry) { return entry.first == id; };
+    std::unique_lock<std::mutex> guard(lock_);
+    auto is = [&](const Route &route) { return route.id == id; };
     auto found = std::find_if(underway_.begin(), underway_.end(), is);
     if (found == underway_.end()) {
         throw Failure(LEASEHOLD_INVALID_STATE, "the memory pool takes no allocations");
     }
+    uintptr_t stream = found->stream;
     underway_.erase(found);
     routes_.fetch_sub(1, std::memory_order_release);
+    guard.unlock();
+    end_begun(stream);
 }
 
 void Memory::release_pool(PoolId id) {
@@ -532,8 +637,8 @@ void Memory::release_pool(PoolId id) {
 /// Drops a pool without uses and blocks, under the lock. All work of the device is over.
 bool Memory::drop_if_unused(PoolId id) {
     Pool &pool = *pools_.at(id);
-    for (auto &[underway, _] : underway_) {
-        if (underway == id) {
+    for (const Route &route : underway_) {
+        if (route.id == id) {
             return false;
         }
     }
@@ -628,6 +733,7 @@ void *Memory::import_block(int descriptor, const std::string &description) {
 }
 
 void Memory::close_block(void *block) {
+    refuse_in_capture();
     check(library_.device_synchronize(device_));
     check(library_.block_close(device_, block));
 }
@@ -651,6 +757,7 @@ void *Memory::region_allocate(leasehold_pool region, size_t bytes, uintptr_t str
 }
 
 uint64_t Memory::suspend(leasehold_pool region, bool keep) {
+    refuse_in_capture();
     uint64_t freed = 0;
     check(library_.pool_suspend(region, keep ? LEASEHOLD_SUSPEND_KEEP : 0, &freed));
     return freed;
@@ -697,7 +804,7 @@ void Memory::record_history(HistorySettings settings, bool clear) {
         if (clear || !history_.enabled) {
             contexts_.clear();
         }
-        if (clear) {
+        if (clear || !history_.enabled) {
             events_.clear();
         }
         history_on_.store(history_.enabled || !trackers_.empty());
@@ -723,6 +830,7 @@ void Memory::keep(const Event &event) {
 }
 
 void Memory::emit(Event event) {
+    event.notes = notes();
     std::vector<std::function<void(const Event &)>> trackers;
     {
         std::lock_guard<std::mutex> guard(history_lock_);
@@ -756,13 +864,14 @@ Segments Memory::segments() {
 // The library does not call back when it maps memory. So the ranges are compared with those of the
 // last call, once per change. Trackers do not get these events: they would have to know of a
 // segment before its memory goes.
-void Memory::note_segments() {
+void Memory::note_segments(const Context &context) {
     {
         std::lock_guard<std::mutex> guard(history_lock_);
         if (!history_.enabled) {
             return;
         }
     }
+    Notes texts = notes();
     std::lock_guard<std::mutex> guard(segments_lock_);
     // Other threads may change the ranges meanwhile; what is left out comes with the next call.
     for (int attempt = 0; attempt < 4; ++attempt) {
@@ -776,8 +885,8 @@ void Memory::note_segments() {
         }
         std::lock_guard<std::mutex> history(history_lock_);
         auto note = [&](Event::Kind kind) {
-            return [this, kind](uintptr_t at, size_t bytes, PoolId pool) {
-                keep({kind, at, bytes, 0, pool, clock(), nullptr});
+            return [&, kind](uintptr_t at, size_t bytes, PoolId pool) {
+                keep({kind, at, bytes, 0, pool, clock(), context, texts});
             };
         };
         missing(known_.whole, now.whole, note(Event::SegmentFree));

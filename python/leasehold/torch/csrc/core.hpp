@@ -63,6 +63,11 @@ struct Statistics {
 /// A frame of the history's recorder, which this part only carries.
 using Context = std::shared_ptr<void>;
 
+/// Texts that the program had set when an event came.
+struct Notes {
+    std::string region, metadata;
+};
+
 /// An identifier of a private pool.
 using PoolId = std::pair<uint64_t, uint64_t>;
 
@@ -86,6 +91,7 @@ struct Event {
     PoolId pool;
     uint64_t time;
     Context context;
+    Notes notes = {};
 };
 
 /// The memory of a pool of its own.
@@ -97,7 +103,6 @@ struct Pool {
     leasehold_pool region = 0; // blocks come from there one by one, and it can be suspended
     std::unique_ptr<Arena> arena; // without a region
     size_t live = 0;              // blocks that PyTorch holds
-    size_t foreign = 0;           // 1: the segments are not Leasehold's
 };
 
 /// A block in a walk.
@@ -150,8 +155,8 @@ class Memory {
 
     /// Allocates a block; nullptr for no bytes.
     void *allocate(size_t bytes, uintptr_t stream);
-    /// Frees a block. Returns false if it is unknown here.
-    bool free(void *block);
+    /// Frees a block. Returns its bytes, 0 if it is unknown here.
+    size_t free(void *block);
     /// Notes that another stream uses a block; of another device if `peer` is not 0.
     void record_stream(void *block, uintptr_t stream, leasehold_device peer = 0);
     /// The block that begins at an address; its address is 0 if it is unknown.
@@ -160,9 +165,12 @@ class Memory {
     // ---- the memory as a whole
 
     leasehold_device device() const { return device_; }
-    void empty_cache();
-    /// Blocks until all work of the device is over, unless a stream is in a capture.
+    /// Gives back what lies free: of one pool that has ended, or of all and the main memory.
+    void empty_cache(PoolId id = {});
+    /// Blocks until all work of the device is over. Returns false, and breaks nothing, while a
+    /// stream is in a capture, on this thread or on another.
     bool synchronize();
+    /// Bounds what the library and the pools' own sources take; 0 for no limit.
     void set_budget(uint64_t bytes);
     uint64_t budget();
     Statistics statistics();
@@ -214,32 +222,50 @@ class Memory {
     /// Where a block was allocated, if the history has it.
     Context context_of(uintptr_t address);
     void note(Event event);
-    /// Adds to the history what memory came and went since the last call.
-    void note_segments();
+    /// Adds to the history what memory came and went since the last call, and where the call was.
+    void note_segments(const Context &context = nullptr);
+    /// Where the program is now, if the history has that of allocations or of frees.
+    Context gather(bool allocation);
     void add_tracker(std::function<void(const Event &)> tracker);
 
     /// Reads the clock of the events.
     std::function<uint64_t()> clock;
-    /// Says whether the calling thread's stream is in a capture, where nothing may wait.
-    std::function<bool()> capturing;
+    /// Reads the texts of the program for an event.
+    std::function<Notes()> notes;
+    /// The calling thread's stream.
+    std::function<uintptr_t()> current_stream;
+    /// Says whether a stream is in a capture.
+    std::function<bool(uintptr_t)> is_captured;
 
   private:
+    /// Allocations that go to a pool.
+    struct Route {
+        PoolId id;
+        std::function<bool(uintptr_t)> filter;
+        uintptr_t stream; // of the thread that began it; a capture of the pool is there
+    };
+
     void check(int status) const;
+    void end_begun(uintptr_t stream);
+    bool is_capturing();
+    void refuse_in_capture();
     Pool *route(uintptr_t stream);
     /// A block of a pool; 0 with the status if there is no memory.
     uintptr_t take(Pool *pool, size_t bytes, uintptr_t stream, int &status);
     /// Tries all that is left. Without the lock.
     uintptr_t take_pressed(Block block, int status);
-    bool reclaim();
+    bool reclaim(PoolId id = {});
     void count(const Block &block, void (Count::*change)(int64_t));
     void insert(const Block &block);
     Pool &pool_of(PoolId id);
     Source own_source();
     Source counted(Source source);
+    Source bounded(Source source);
+    bool make_room(size_t bytes);
+    void bound();
     bool drop_if_unused(PoolId id);
     void emit(Event event);
     void keep(const Event &event);
-    Context gather(bool allocation);
     uint64_t changes();
     Segments segments();
 
@@ -251,14 +277,19 @@ class Memory {
     std::atomic<uint64_t> arena_changes_{0}; // segments that arenas took and gave back
 
     std::mutex lock_;
+    uint64_t budget_ = 0; // 0: no limit
+    size_t foreign_ = 0;  // bytes of segments from pools' own sources
     Table blocks_;
     Counts counts_, bytes_;
     Count reserved_, segments_, unused_;
     leasehold_stats base_ = {}; // what was before the last reset
     int64_t failures_ = 0, trims_ = 0;
     std::map<PoolId, std::unique_ptr<Pool>> pools_;
-    std::vector<std::pair<PoolId, std::function<bool(uintptr_t)>>> underway_;
+    std::vector<Route> underway_;
     std::unordered_map<uintptr_t, std::vector<uintptr_t>> others_; // streams of arenas' blocks
+
+    std::mutex begun_lock_; // after lock_; held in waits for the device
+    std::vector<uintptr_t> begun_; // the streams of the routes
 
     std::mutex segments_lock_; // before lock_ and history_lock_
     Segments known_;           // what the history tells, as of `known_changes_`

@@ -32,6 +32,7 @@ namespace leasehold_torch {
     F(pool_create)                                                                               \
     F(pool_release)                                                                              \
     F(pool_malloc)                                                                               \
+    F(pool_trim)                                                                                 \
     F(pool_suspend)                                                                              \
     F(pool_resume)                                                                               \
     F(block_export)                                                                              \

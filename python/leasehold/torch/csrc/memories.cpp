@@ -4,6 +4,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cuda_runtime_api.h>
+
 #include <pthread.h>
 
 namespace leasehold_torch {
@@ -14,6 +16,7 @@ std::atomic<bool> child{false};
 } // namespace
 
 thread_local uintptr_t Memories::simulated_stream = 0;
+std::atomic<uintptr_t> Memories::simulated_capture{UINTPTR_MAX};
 
 Memories &memories() {
     // Tensors are freed until the process ends, so it is never destroyed.
@@ -84,12 +87,20 @@ Memory &Memories::of(int ordinal) {
         auto made = std::make_unique<Memory>(library_, name, options_.budget, options_.policy,
                                              options_.shareable);
         made->clock = [] { return static_cast<uint64_t>(c10::getApproximateTime()); };
-        if (!options_.simulated) {
-            made->capturing = [] {
-                return c10::cuda::currentStreamCaptureStatusMayInitCtx() !=
-                       c10::cuda::CaptureStatus::None;
-            };
-        }
+        made->notes = notes;
+        made->current_stream = [this, ordinal] { return current_stream(ordinal); };
+        made->is_captured = [this](uintptr_t stream) {
+            if (options_.simulated) {
+                return stream == simulated_capture.load();
+            }
+            // The legacy stream answers with an error while another one is captured.
+            auto found = cudaStreamCaptureStatusNone;
+            auto asked = cudaStreamIsCapturing(reinterpret_cast<cudaStream_t>(stream), &found);
+            if (asked != cudaSuccess) {
+                (void)cudaGetLastError();
+            }
+            return asked != cudaSuccess || found != cudaStreamCaptureStatusNone;
+        };
         double fraction = fractions_[ordinal].load();
         if (fraction < 1.0) {
             made->set_budget(limit(*made, fraction));

@@ -3,6 +3,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/pybind11.h>
@@ -31,6 +32,7 @@ void install(const std::string &library, uint64_t budget, uint32_t policy, int d
     options.policy = policy;
     options.shareable = shareable;
     memories().configure(library, options);
+    memories().notes = [] { return allocator()->notes(); };
     if (installed()) {
         return;
     }
@@ -63,7 +65,7 @@ std::map<std::string, uint64_t> statistics(int device) {
         {"allocated_bytes_peak", s.allocated_bytes_peak},
         {"reserved_bytes", s.reserved_bytes},
         {"reserved_bytes_peak", s.reserved_bytes_peak},
-        {"budget_bytes", s.budget_bytes},
+        {"budget_bytes", memory->budget() == 0 ? s.budget_bytes : memory->budget()},
         {"free_ready_bytes", s.free_ready_bytes},
         {"free_pending_bytes", s.free_pending_bytes},
         {"free_cached_bytes", s.free_cached_bytes},
@@ -103,6 +105,7 @@ void simulate(const std::string &library, uint64_t budget, bool shareable) {
     options.prefix = "sim-cuda:";
     options.simulated = true;
     memories().configure(library, options);
+    memories().notes = [] { return allocator()->notes(); };
     allocator()->init(1);
     c10::cuda::CUDACachingAllocator::allocator.store(allocator().get());
 }
@@ -167,11 +170,20 @@ std::vector<std::pair<int, uint64_t>> events(Allocator &self) {
 
 using Id = std::pair<uint64_t, uint64_t>;
 
+/// A source of segments that are the host's, for a pool with an allocator of its own.
+Source host_source() {
+    Source source;
+    source.take = [](size_t bytes, uintptr_t) { return std::aligned_alloc(4096, bytes); };
+    source.give = [](void *segment, size_t) { std::free(segment); };
+    return source;
+}
+
 void bind_tests(py::module_ &module) {
     auto m = module.def_submodule("testing", "The allocator over a simulated device.");
     m.def("simulate", &simulate, py::arg("library"), py::arg("budget"),
           py::arg("shareable") = false);
     m.def("set_stream", [](uintptr_t stream) { Memories::simulated_stream = stream; });
+    m.def("set_captured", [](uintptr_t stream) { Memories::simulated_capture = stream; });
     m.def("device", [] { return memories().of(0).device(); });
     m.def("raw_alloc", [](size_t bytes, uintptr_t stream) {
         void *block = allocator()->raw_alloc_with_stream(bytes, stream_of(stream));
@@ -204,8 +216,10 @@ void bind_tests(py::module_ &module) {
                                   delete static_cast<std::shared_ptr<void> *>(p);
                               }));
     });
-    m.def("empty_cache", [] { allocator()->emptyCache({0, 0}); });
+    m.def("empty_cache", [](Id id) { allocator()->emptyCache({id.first, id.second}); },
+          py::arg("id") = Id{});
     m.def("set_fraction", [](double part) { allocator()->setMemoryFraction(part, 0); });
+    m.def("total", [] { return memories().of(0).free_and_total().second; });
     m.def("cache_info", [] {
         size_t largest = 0;
         allocator()->cacheInfo(0, &largest);
@@ -223,6 +237,7 @@ void bind_tests(py::module_ &module) {
     m.def("end_pool", [](Id id) { allocator()->endAllocateToPool(0, {id.first, id.second}); });
     m.def("release_pool", [](Id id) { allocator()->releasePool(0, {id.first, id.second}); });
     m.def("use_pool", [](Id id) { allocator()->createOrIncrefPool(0, {id.first, id.second}); });
+    m.def("host_pool", [](Id id) { memories().of(0).use_pool(id, host_source()); });
     m.def("pool_uses",
           [](Id id) { return allocator()->getPoolUseCount(0, {id.first, id.second}); });
     m.def("live", [](Id id, const std::vector<uintptr_t> &blocks) {
@@ -255,14 +270,33 @@ void bind_tests(py::module_ &module) {
         }
         return py::make_tuple(freed, allocated);
     });
-    m.def("record_history", [](bool on, size_t most) {
-        auto when = c10::cuda::CUDACachingAllocator::RecordContext::NEVER;
+    m.def(
+        "record_history",
+        [](bool on, size_t most, bool contexts, bool clear) {
+            using c10::cuda::CUDACachingAllocator::RecordContext;
+            auto when = contexts ? RecordContext::ALL : RecordContext::NEVER;
+            c10::cuda::CUDACachingAllocator::CreateContextFn recorder =
+                []() -> std::shared_ptr<c10::GatheredContext> {
+                return torch::CapturedTraceback::gather(true, false, false);
+            };
 #if LEASEHOLD_TORCH(11)
-        allocator()->recordHistory(on, nullptr, most, when, true, {});
+            allocator()->recordHistory(on, contexts ? recorder : nullptr, most, when, clear, {});
 #else
-        allocator()->recordHistory(on, nullptr, most, when, true);
+            allocator()->recordHistory(on, contexts ? recorder : nullptr, most, when, clear);
+#endif
+        },
+        py::arg("on"), py::arg("most"), py::arg("contexts") = false, py::arg("clear") = true);
+    m.def("set_metadata", [](const std::string &text) {
+#if LEASEHOLD_TORCH(10)
+        allocator()->setUserMetadata(text);
+#else
+        (void)text;
 #endif
     });
+    m.def("annotate", [](const std::string &name) { allocator()->recordAnnotation({{"name", name}}); });
+    m.def("push_region", [](std::string text) { allocator()->pushCompileContext(text); });
+    m.def("pop_region", [] { allocator()->popCompileContext(); });
+    m.def("enable", [](bool on) { allocator()->enable(on); });
     m.def("on_oom", [](py::function called) {
         allocator()->attachOutOfMemoryObserver(
             [called](int64_t device, size_t allocated, size_t total, size_t free) {
@@ -312,6 +346,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def("take_descriptor", &Allocator::take_descriptor);
     module.def("offer_descriptor", &Allocator::offer_descriptor);
     module.def("statistics", &statistics);
+    module.def("set_fraction", [](int device, double fraction) {
+        memories().set_fraction(device, fraction);
+    });
     module.def("snapshot", &snapshot);
     module.def("initialized",
                [] { return c10::cuda::CUDACachingAllocator::allocator.load()->initialized(); });

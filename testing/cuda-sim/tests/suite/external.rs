@@ -416,7 +416,7 @@ fn an_allocation_waits_for_the_context_before_it_fails() {
     let library = Library::new(12);
     let allocator = library.allocator(Policy::Balanced, 64 << 20);
     let (native, captured) = (library.stream(), library.stream());
-    let stream = library.external(native);
+    let (stream, known) = (library.external(native), library.external(captured));
     for _ in 0..2 {
         use_and_destroy(&library, &allocator, 32 << 20);
     }
@@ -430,11 +430,11 @@ fn an_allocation_waits_for_the_context_before_it_fails() {
     library.fill(native, &buffer);
     free(&stream, buffer);
     assert_eq!(library.bench.reports(), [""; 0]);
-    library.device.primary().externals().end(native.0).unwrap();
     for stream in [native, captured] {
+        library.device.primary().externals().end(stream.0).unwrap();
         library.driver().stream_destroy(stream).unwrap();
     }
-    drop((allocator, stream));
+    drop((allocator, stream, known));
     library.close();
 }
 
@@ -449,11 +449,15 @@ fn a_synchronisation_leaves_what_a_capture_freed() {
     let buffer = alloc(&allocator, &captured, 60 << 20);
     library.fill(a, &buffer);
     free(&captured, buffer);
-    assert!(externals.whole().unwrap().synchronize_context().is_err());
     assert!(captured.timeline().wait(captured.timeline().submitted(), None).is_err());
     assert!(allocator.alloc(Layout::new(60 << 20), On::new(&*other)).is_err());
-    let graph = library.driver().capture_end(a).unwrap();
-    library.driver().graph_destroy(graph).unwrap();
+    externals.whole().unwrap().wait_context(std::time::Duration::from_secs(60)).unwrap();
+    // The capture goes on. The wait that the caller asks for breaks it.
+    let again = alloc(&allocator, &captured, 60 << 20);
+    library.fill(a, &again);
+    free(&captured, again);
+    assert!(externals.whole().unwrap().synchronize_context().is_err());
+    assert!(library.driver().capture_end(a).is_err());
     externals.whole().unwrap().synchronize_context().unwrap();
     assert_eq!(allocator.stats().free_not_ready, 0);
     let taken = alloc(&allocator, &other, 60 << 20);
