@@ -234,6 +234,7 @@ impl Request {
             jobs.push(Job { prompt: prompt.clone(), sampling, tokens, events: sender, next });
             choices.push(Choice {
                 events,
+                tokenizer: tokenizer.clone(),
                 text: tokenizer.stream_after(prompt)?.1,
                 stop: StopStrings::new(&stop)?,
                 last: prompt.last().copied(),
@@ -248,7 +249,6 @@ impl Request {
             stream: self.stream.unwrap_or(false),
             usage: options.include_usage.unwrap_or(false),
             logprobs,
-            tokenizer: tokenizer.clone(),
             head: json!({"id": format!("cmpl-{}", now.as_nanos()), "created": now.as_secs(),
                 "model": server.model.name}),
             prompt_tokens: prompts.iter().map(Vec::len).sum(),
@@ -298,49 +298,96 @@ fn log_probabilities(chat: bool, asked: Option<LogProbs>, top: Option<u32>) -> R
 
 /// A part of a choice's text with its tokens, and why it ends.
 #[derive(Default)]
-pub struct Piece {
-    index: usize,
+struct Part {
     text: String,
     drawn: Vec<Drawn>,
     finish: Option<&'static str>,
-    /// The token before the first one, and the characters of those before.
-    before: (Option<u32>, usize),
+}
+
+/// A part of the choice `index`, and its log-probabilities in OpenAI's shape.
+pub struct Piece {
+    index: usize,
+    part: Part,
+    logprobs: Json,
 }
 
 /// A text as it comes. Its job ends with it.
 struct Choice {
     events: UnboundedReceiver<Event>,
+    tokenizer: Tokenizer,
     text: TextStream,
     stop: StopStrings,
+    /// The token before the next one.
     last: Option<u32>,
     tokens: usize,
+    /// Of the tokens with log-probabilities.
     characters: usize,
     ended: bool,
 }
 
 impl Choice {
+    /// The text of a token after the last one, which keeps a space at the seam.
+    fn name(&self, id: u32) -> Result<String> {
+        let (_, mut stream) = self.tokenizer.stream_after(self.last.as_slice())?;
+        let text = stream.push(id)? + &stream.finish()?;
+        let special = || self.tokenizer.token(id).unwrap_or_default();
+        Ok(if text.is_empty() { special() } else { text })
+    }
+
+    /// The log-probabilities of new tokens in OpenAI's shape: the chosen and the `largest` ones.
+    fn logprobs(&mut self, part: &Part, chat: bool, largest: usize) -> Result<Json> {
+        let entry = |text: &str, value: f32| json!({"token": text, "logprob": value, "bytes": text.as_bytes()});
+        let (mut content, mut all) = (Vec::new(), [const { Vec::new() }; 4]);
+        for drawn in &part.drawn {
+            let text = self.name(drawn.token)?;
+            let value = drawn.log_probability.unwrap_or_default();
+            let others = drawn.largest.iter().take(largest);
+            let others = others.map(|&(id, value)| Ok((self.name(id)?, value)));
+            let others = others.collect::<Result<Vec<_>>>()?;
+            if chat {
+                let mut token = entry(&text, value);
+                token["top_logprobs"] = others.iter().map(|(t, v)| entry(t, *v)).collect();
+                content.push(token);
+            } else {
+                let chosen = (text.clone(), value);
+                let top: Json =
+                    others.into_iter().chain([chosen]).map(|(t, v)| (t, json!(v))).collect();
+                let new = [json!(text), json!(value), top, json!(self.characters)];
+                all.iter_mut().zip(new).for_each(|(all, new)| all.push(new));
+            }
+            self.characters += text.chars().count();
+            self.last = Some(drawn.token);
+        }
+        let [tokens, values, top, offsets] = all;
+        Ok(match chat {
+            true => json!({"content": content, "refusal": null}),
+            false => json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": top,
+                "text_offset": offsets}),
+        })
+    }
+
     /// What an event adds. `None` is the engine's end.
-    fn take(&mut self, event: Option<Event>, piece: &mut Piece) -> Result<()> {
+    fn take(&mut self, event: Option<Event>, part: &mut Part) -> Result<()> {
         match event {
             None => return Err(Failure::new(503, "the engine has ended")),
             Some(Event::Tokens(drawn)) => {
                 for drawn in drawn {
                     self.tokens += 1;
-                    piece.text += &self.stop.push(&self.text.push(drawn.token)?);
-                    piece.drawn.push(drawn);
+                    part.text += &self.stop.push(&self.text.push(drawn.token)?);
+                    part.drawn.push(drawn);
                     if self.stop.stopped().is_some() {
-                        piece.finish = Some("stop");
+                        part.finish = Some("stop");
                         break;
                     }
                 }
             }
             Some(Event::End(how)) => {
-                piece.text += &self.stop.push(&self.text.clone().finish()?);
-                piece.text += &self.stop.clone().finish();
-                piece.finish = Some(self.stop.stopped().map_or(how?, |_| "stop"));
+                part.text += &self.stop.push(&self.text.clone().finish()?);
+                part.text += &self.stop.clone().finish();
+                part.finish = Some(self.stop.stopped().map_or(how?, |_| "stop"));
             }
         }
-        if piece.finish.is_some() {
+        if part.finish.is_some() {
             self.ended = true;
             self.events.close();
         }
@@ -355,7 +402,6 @@ pub struct Answer {
     /// A stream ends with the number of tokens.
     pub usage: bool,
     logprobs: Option<u32>,
-    tokenizer: Tokenizer,
     head: Json,
     prompt_tokens: usize,
     choices: Vec<Choice>,
@@ -378,112 +424,68 @@ impl Answer {
                 if ready.is_some() || !waits { Poll::Ready(ready) } else { Poll::Pending }
             });
             let Some((index, event)) = event.await else { return Ok(None) };
-            let choice = &mut self.choices[index];
-            let before = (choice.last, choice.characters);
-            let mut piece = Piece { index, before, ..Piece::default() };
-            choice.take(event, &mut piece)?;
-            choice.last = piece.drawn.last().map(|drawn| drawn.token).or(choice.last);
-            if self.logprobs.is_some() {
-                let texts = self.token_texts(&piece)?;
-                let characters = texts.iter().map(|(text, _)| text.chars().count());
-                self.choices[index].characters += characters.sum::<usize>();
-            }
-            if piece.finish.is_some() || !piece.text.is_empty() || self.logprobs.is_some() {
-                return Ok(Some(piece));
+            let (choice, mut part) = (&mut self.choices[index], Part::default());
+            choice.take(event, &mut part)?;
+            let largest = self.logprobs.map(|largest| largest as usize);
+            let logprobs = largest.map(|largest| choice.logprobs(&part, self.chat, largest));
+            let logprobs = logprobs.transpose()?.unwrap_or_default();
+            if part.finish.is_some() || !part.text.is_empty() || !logprobs.is_null() {
+                return Ok(Some(Piece { index, part, logprobs }));
             }
         }
     }
 
     /// Waits for all texts.
     pub async fn whole(&mut self) -> Result<Json> {
-        let new = |index: usize| {
-            let before = (self.choices[index].last, 0);
-            Piece { index, before, ..Piece::default() }
-        };
-        let mut all: Vec<_> = (0..self.choices.len()).map(new).collect();
+        let mut all: Vec<Piece> = Vec::new();
         while let Some(piece) = self.next().await? {
-            let whole = &mut all[piece.index];
-            whole.text += &piece.text;
-            whole.drawn.extend(piece.drawn);
-            whole.finish = piece.finish;
+            match all.iter_mut().find(|whole| whole.index == piece.index) {
+                None => all.push(piece),
+                Some(whole) => {
+                    whole.part.text += &piece.part.text;
+                    whole.part.finish = piece.part.finish;
+                    extend(&mut whole.logprobs, piece.logprobs);
+                }
+            }
         }
-        self.json(&all, true)
+        all.sort_by_key(|piece| piece.index);
+        Ok(self.json(&all, true))
     }
 
     /// Pieces in OpenAI's shape.
-    pub fn json(&self, pieces: &[Piece], usage: bool) -> Result<Json> {
+    pub fn json(&self, pieces: &[Piece], usage: bool) -> Json {
         let (object, key) = match (self.chat, self.stream) {
             (false, _) => ("text_completion", "text"),
             (true, false) => ("chat.completion", "message"),
             (true, true) => ("chat.completion.chunk", "delta"),
         };
-        let choice = |piece: &Piece| {
+        let choice = |Piece { index, part, logprobs }: &Piece| {
             let content = match self.chat {
-                true => json!({"role": "assistant", "content": piece.text}),
-                false => json!(piece.text),
+                true => json!({"role": "assistant", "content": part.text}),
+                false => json!(part.text),
             };
-            let logprobs = self.logprobs.map(|largest| self.logprobs_json(piece, largest));
-            Ok(json!({"index": piece.index, key: content, "finish_reason": piece.finish,
-                "logprobs": logprobs.transpose()?}))
+            json!({"index": index, key: content, "finish_reason": part.finish,
+                "logprobs": logprobs})
         };
         let mut answer = self.head.clone();
         answer["object"] = object.into();
-        answer["choices"] = pieces.iter().map(choice).collect::<Result<_>>()?;
+        answer["choices"] = pieces.iter().map(choice).collect();
         if usage {
             let new: usize = self.choices.iter().map(|choice| choice.tokens).sum();
             answer["usage"] = json!({"prompt_tokens": self.prompt_tokens,
                 "completion_tokens": new, "total_tokens": self.prompt_tokens + new});
         }
-        Ok(answer)
+        answer
     }
+}
 
-    /// The texts of a piece's tokens, and of those that were as probable.
-    fn token_texts(&self, piece: &Piece) -> Result<Vec<(String, Vec<(String, f32)>)>> {
-        let mut last = piece.before.0;
-        let mut all = Vec::new();
-        for drawn in &piece.drawn {
-            let text = |id: u32| -> Result<String> {
-                // A token before it keeps a space at the seam.
-                let (_, mut stream) = self.tokenizer.stream_after(last.as_slice())?;
-                let text = stream.push(id)? + &stream.finish()?;
-                let special = || self.tokenizer.token(id).unwrap_or_default();
-                Ok(if text.is_empty() { special() } else { text })
-            };
-            let others = drawn.largest.iter().map(|&(id, value)| Ok((text(id)?, value)));
-            all.push((text(drawn.token)?, others.collect::<Result<_>>()?));
-            last = Some(drawn.token);
+/// Adds what the lists of an object have at more places.
+fn extend(all: &mut Json, more: Json) {
+    match (all, more) {
+        (Json::Array(all), Json::Array(more)) => all.extend(more),
+        (Json::Object(all), Json::Object(more)) => {
+            more.into_iter().for_each(|(key, more)| extend(&mut all[&key], more));
         }
-        Ok(all)
-    }
-
-    fn logprobs_json(&self, piece: &Piece, largest: u32) -> Result<Json> {
-        let texts = self.token_texts(piece)?;
-        let tokens = std::iter::zip(&piece.drawn, &texts);
-        if self.chat {
-            let entry = |text: &str, value: f32| json!({"token": text, "logprob": value, "bytes": text.as_bytes()});
-            let content = tokens.map(|(drawn, (text, others))| {
-                let mut token = entry(text, drawn.log_probability.unwrap_or(f32::MIN));
-                let others = others.iter().take(largest as usize);
-                token["top_logprobs"] = others.map(|(text, value)| entry(text, *value)).collect();
-                token
-            });
-            return Ok(json!({"content": content.collect::<Json>(), "refusal": null}));
-        }
-        let (mut offset, mut offsets) = (piece.before.1, Vec::new());
-        for (text, _) in &texts {
-            offsets.push(offset);
-            offset += text.chars().count();
-        }
-        let values: Vec<_> = piece.drawn.iter().map(|drawn| drawn.log_probability).collect();
-        let top: Vec<_> = tokens
-            .map(|(drawn, (text, others))| {
-                let others = others.iter().take(largest as usize).map(|(t, v)| (t, Some(*v)));
-                let chosen = (text, drawn.log_probability);
-                others.chain([chosen]).map(|(t, v)| (t.clone(), json!(v))).collect::<Map<_, _>>()
-            })
-            .collect();
-        let tokens: Vec<_> = texts.iter().map(|(text, _)| text).collect();
-        Ok(json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": top,
-            "text_offset": offsets}))
+        _ => {}
     }
 }

@@ -191,11 +191,9 @@ impl Server {
                     Ok(Some(piece)) => (answer.json(std::slice::from_ref(piece), false), false),
                     // After the last piece, the number of tokens.
                     Ok(None) if answer.usage => (answer.json(&[], true), true),
-                    Ok(None) => (Ok(Value::Null), true),
-                    Err(why) => (Err(why.clone()), true),
+                    Ok(None) => (Value::Null, true),
+                    Err(why) => (why.json(), true),
                 };
-                let last = last || event.is_err();
-                let event = event.unwrap_or_else(|why| why.json());
                 let mut text = String::new();
                 if !event.is_null() {
                     text = format!("data: {event}\n\n");

@@ -78,7 +78,10 @@ impl Template {
             };
             Some((key, named(&map).or_else(|| named(&config))?))
         });
-        let (tokens, program) = (Value::from_pairs(tokens), std::env::current_exe()?);
+        let tokens = Value::from_pairs(tokens);
+        // On Linux, also a program whose file was replaced.
+        let own = PathBuf::from("/proc/self/exe");
+        let program = if own.exists() { own } else { std::env::current_exe()? };
         Ok(Some(Self { program, default, tool_use, tokens }))
     }
 
