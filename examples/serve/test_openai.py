@@ -77,7 +77,7 @@ class Server:
 class Test(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        # A directory with a chat template, which the bundled model does not have.
+        # A directory with another chat template.
         cls.dir = tempfile.TemporaryDirectory()
         model = pathlib.Path(cls.dir.name, "chatty")
         model.mkdir()
@@ -98,16 +98,28 @@ class Test(unittest.TestCase):
         asked = {"model": "chatty", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, **more}
         return self.client.completions.create(**asked)
 
+    def test_several_texts_with_log_probabilities(self) -> None:
+        answer = self.complete(prompt=[PROMPT, "import os"], logprobs=2, max_tokens=4)
+        self.assertEqual([choice.index for choice in answer.choices], [0, 1])
+        for choice in answer.choices:
+            self.assertEqual("".join(choice.logprobs.tokens), choice.text)
+        asked = {"model": "chatty", "messages": [{"role": "user", "content": PROMPT}]}
+        answer = self.client.chat.completions.create(
+            n=2, temperature=1, seed=1, max_tokens=4, logprobs=True, top_logprobs=2, **asked
+        )
+        self.assertEqual([len(choice.logprobs.content) for choice in answer.choices], [4, 4])
+
     def test_models(self) -> None:
         self.assertEqual([model.id for model in self.client.models.list()], ["chatty"])
+        self.assertEqual(self.client.models.retrieve("chatty").id, "chatty")
 
     def test_a_stream_is_the_whole_text(self) -> None:
         whole = self.complete()
         self.assertEqual(whole.choices[0].finish_reason, "length")
         self.assertEqual(whole.usage.completion_tokens, 24)
         pieces = list(self.complete(stream=True, stream_options={"include_usage": True}))
+        self.assertEqual(pieces.pop().usage, whole.usage)
         self.assertEqual("".join(p.choices[0].text for p in pieces), whole.choices[0].text)
-        self.assertEqual(pieces[-1].usage, whole.usage)
         self.assertEqual(pieces[-1].choices[0].finish_reason, "length")
         self.assertGreater(len(pieces), 2)
 
@@ -143,14 +155,15 @@ class Test(unittest.TestCase):
     def test_errors_have_openais_shape(self) -> None:
         for status, words, body in (
             (400, "line 1 column", b"{broken"),
-            (400, "unknown field `tools`", {"prompt": "a", "tools": []}),
+            (400, "tool_choice", {"prompt": "a", "tools": [{"type": "function"}]}),
+            (400, "max_tokns", {"prompt": "a", "max_tokns": 1}),
             (400, "invalid type", {"prompt": "a", "max_tokens": "many"}),
             (400, "nonzero", {"prompt": "a", "max_tokens": 0}),
             (400, "give a prompt", {}),
             (400, "give a prompt", {"messages": []}),
             (400, "vocabulary", {"prompt": [99999]}),
             (400, "is empty", {"prompt": []}),
-            (400, "does not fit", {"prompt": "a " * 5000}),
+            (400, "context length is 1024", {"prompt": "a " * 5000}),
             (400, "temperature", {"prompt": "a", "temperature": -1}),
             (400, "top_p", {"prompt": "a", "top_p": 0}),
             (400, "stop string is empty", {"prompt": "a", "stop": [""]}),
@@ -167,19 +180,22 @@ class Test(unittest.TestCase):
                 self.assertIn(words, answer["error"]["message"])
         for path in ("/v1/nothing", "/v1/models"):
             self.assertEqual(self.server.post({}, path)[0], 404)
-        for content, role, words in ((None, "user", "no method"), ("a", "loop", "fuel")):
+        for content, role, words in ((None, "user", "undefined"), ("a", "loop", "fuel")):
             body = {"messages": [{"role": role, "content": content}]}
             found, answer = self.server.post(body, "/v1/chat/completions")
             self.assertEqual(found, 400, answer)
             self.assertIn("the chat template", answer["error"]["message"])
             self.assertIn(words, answer["error"]["message"])
-        with self.assertRaises(openai.BadRequestError):
+        with self.assertRaises(openai.BadRequestError) as caught:
             self.complete(prompt="a " * 5000)
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
+        with self.assertRaises(openai.NotFoundError):
+            self.client.models.retrieve("another")
         self.assertEqual(self.complete(max_tokens=2).usage.completion_tokens, 2)
 
     def test_a_text_ends_where_the_positions_do(self) -> None:
         prompt = [221] * 1020
-        answer = self.complete(prompt=prompt, max_tokens=500)
+        answer = self.complete(prompt=prompt, max_tokens=None)
         self.assertEqual(answer.choices[0].finish_reason, "length")
         self.assertEqual(answer.usage.completion_tokens, 5)
 
@@ -240,7 +256,8 @@ class Test(unittest.TestCase):
                 self.complete(max_tokens=200)
                 results.append("done")
             except openai.InternalServerError as why:
-                results.append((why.status_code, "queue is full" in str(why)))
+                full = "queue is full" in str(why) and why.response.headers["retry-after"] == "1"
+                results.append((why.status_code, full))
 
         threads = [threading.Thread(target=ask) for _ in range(12)]
         for thread in threads:
@@ -257,7 +274,7 @@ class Test(unittest.TestCase):
         self.addCleanup(server.process.kill)
         server.wait("weight_bytes", 0)
         stream = server.client.completions.create(
-            model="model", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
+            model="tiny-python", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
         )
         first = next(iter(stream))
         server.process.send_signal(signal.SIGTERM)

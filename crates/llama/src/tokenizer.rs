@@ -152,6 +152,12 @@ impl Tokenizer {
         call(&self.origin, "the ids cannot be decoded", || self.inner.decode(ids, true))
     }
 
+    /// The token of an id as the vocabulary has it, special tokens too; `None` for an unknown id.
+    #[must_use]
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The number of known ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {

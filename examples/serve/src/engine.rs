@@ -7,7 +7,7 @@
 //! This module must not know HTTP or text.
 
 use crate::api::{Failure, Result};
-use leasehold_llama::{Batch, Model, Sampling, SequenceId};
+use leasehold_llama::{Batch, Drawn, Model, Sampling, SequenceId};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::mem::replace;
@@ -27,11 +27,11 @@ pub struct Job {
     /// New tokens that are still to come.
     pub tokens: usize,
     pub events: UnboundedSender<Event>,
-    pub next: (Vec<u32>, Instant), // what is sent next, and when something was sent
+    pub next: (Vec<Drawn>, Instant), // what is sent next, and when something was sent
 }
 
 pub enum Event {
-    Tokens(Vec<u32>),
+    Tokens(Vec<Drawn>),
     End(Result<&'static str>),
 }
 
@@ -44,13 +44,31 @@ pub struct Engine {
     pub slots: usize,
     batch: Option<Batch>,
     jobs: HashMap<SequenceId, (Job, OwnedSemaphorePermit)>,
+    counts: Counts,
+}
+
+/// What the engine has done so far.
+#[derive(Default)]
+struct Counts {
+    prompt_tokens: u64,
+    new_tokens: u64,
+    ended: u64,
+    failed: u64,
+}
+
+impl Counts {
+    fn end(&mut self, job: &Job, how: Result<&'static str>) {
+        *(if how.is_ok() { &mut self.ended } else { &mut self.failed }) += 1;
+        job.events.send(Event::End(how)).ok();
+    }
 }
 
 impl Engine {
     pub fn new(mut load: Load, end_tokens: Vec<u32>, idle: Duration) -> leasehold::Result<Self> {
         let batch = load()?;
         let (slots, batch, jobs) = (batch.slots(), Some(batch), HashMap::new());
-        Ok(Self { load, end_tokens, idle, used: Instant::now(), slots, batch, jobs })
+        let (used, counts) = (Instant::now(), Counts::default());
+        Ok(Self { load, end_tokens, idle, used, slots, batch, jobs, counts })
     }
 
     /// Returns when nobody can send commands any more, and all jobs are done.
@@ -74,7 +92,7 @@ impl Engine {
             if let Err(why) = self.step() {
                 self.batch = None;
                 for (_, (job, _)) in self.jobs.drain() {
-                    job.events.send(Event::End(Err(Failure(500, why.to_string())))).ok();
+                    self.counts.end(&job, Err(Failure::new(500, why.to_string())));
                 }
             }
         }
@@ -85,23 +103,45 @@ impl Engine {
         json!({"running": self.jobs.len(), "weight_bytes": weights.map(|stats| stats.reserved)})
     }
 
+    /// The engine's status in the text format of Prometheus, with the requests in the server.
+    pub fn metrics(&self, requests: usize) -> String {
+        let weights = self.batch.as_ref().and_then(|batch| batch.model().weights_stats());
+        let caches = self.batch.as_ref().map_or(0, |batch| batch.cache_bytes().committed);
+        let (counts, weights) = (&self.counts, weights.map_or(0, |stats| stats.reserved));
+        let mut text = String::new();
+        for (name, kind, value) in [
+            ("requests", "gauge", requests as u64),
+            ("sequences_running", "gauge", self.jobs.len() as u64),
+            ("weight_bytes", "gauge", weights),
+            ("cache_bytes", "gauge", caches),
+            ("prompt_tokens_total", "counter", counts.prompt_tokens),
+            ("generation_tokens_total", "counter", counts.new_tokens),
+            ("sequences_ended_total", "counter", counts.ended),
+            ("sequences_failed_total", "counter", counts.failed),
+        ] {
+            let name = format!("leasehold_{name}");
+            text += &format!("# TYPE {name} {kind}\n{name} {value}\n");
+        }
+        text
+    }
+
     /// Takes the weights from the device. If the device has ended, the batch is made anew the next
     /// time.
     pub fn sleep(&mut self) -> Result<()> {
         if !self.jobs.is_empty() {
-            return Err(Failure(409, "requests are running; ask again after them".to_owned()));
+            return Err(Failure::new(409, "requests are running; ask again after them".to_owned()));
         }
         let model = self.batch.as_ref().map(Batch::model).filter(|model| !model.is_suspended());
         let done = model.map_or(Ok(0), Model::suspend).map(drop);
         if model.is_some_and(|model| model.runtime().stream().failure().is_some()) {
             self.batch = None;
         }
-        done.map_err(|e| Failure(503, e.to_string()))
+        done.map_err(|e| Failure::new(503, e.to_string()))
     }
 
     /// Brings them back. A batch that cannot be woken is made anew the next time.
     pub fn wake(&mut self) -> Result<&mut Batch> {
-        let failed = |e: leasehold::Error| Failure(503, e.to_string());
+        let failed = |e: leasehold::Error| Failure::new(503, e.to_string());
         let batch = self.batch.take().map_or_else(&mut self.load, Ok).map_err(failed)?;
         if batch.model().is_suspended() {
             batch.model().resume().map_err(failed)?;
@@ -113,8 +153,11 @@ impl Engine {
     /// Starts a job. One that the batch refuses fails alone.
     pub fn add(&mut self, job: Job, slot: OwnedSemaphorePermit) {
         match self.wake().and_then(|batch| Ok(batch.add(&job.prompt, job.sampling)?)) {
-            Ok(id) => drop(self.jobs.insert(id, (job, slot))),
-            Err(why) => drop(job.events.send(Event::End(Err(why)))),
+            Ok(id) => {
+                self.counts.prompt_tokens += job.prompt.len() as u64;
+                self.jobs.insert(id, (job, slot));
+            }
+            Err(why) => self.counts.end(&job, Err(why)),
         }
     }
 
@@ -131,19 +174,20 @@ impl Engine {
             }
             batch.remove(id)?;
             if let Some((job, _)) = self.jobs.remove(&id) {
-                job.events.send(Event::End(Err(Failure(503, why.to_string())))).ok();
+                self.counts.end(&job, Err(Failure::new(503, why.to_string())));
             }
         }
         for (id, drawn) in batch.step()? {
             let Some((job, _)) = self.jobs.get_mut(&id) else { continue };
-            let end = match drawn.map(|drawn| drawn.token) {
-                Ok(token) if self.end_tokens.contains(&token) => Some(Ok("stop")),
-                Ok(token) => {
-                    job.next.0.push(token);
+            let end = match drawn {
+                Ok(drawn) if self.end_tokens.contains(&drawn.token) => Some(Ok("stop")),
+                Ok(drawn) => {
+                    job.next.0.push(drawn);
                     job.tokens -= 1;
+                    self.counts.new_tokens += 1;
                     (job.tokens == 0 || !batch.has_room(id)?).then_some(Ok("length"))
                 }
-                Err(why) => Some(Err(Failure(500, why.to_string()))),
+                Err(why) => Some(Err(Failure::new(500, why.to_string()))),
             };
             if end.is_some() || job.next.1.elapsed() >= PACE {
                 let (tokens, _) = replace(&mut job.next, (Vec::new(), Instant::now()));
@@ -154,7 +198,7 @@ impl Engine {
             if end.is_ok() {
                 batch.remove(id)?;
             }
-            job.events.send(Event::End(end)).ok();
+            self.counts.end(job, end);
             self.jobs.remove(&id);
         }
         Ok(())

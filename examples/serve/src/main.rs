@@ -5,6 +5,7 @@
 mod api;
 mod engine;
 mod http;
+mod json;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,12 @@ type Done<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 /// Serves a model with the endpoints of OpenAI's API.
 #[derive(Parser)]
 struct Arguments {
-    /// A Hugging Face directory
-    #[arg(long, value_name = "DIR", default_value = leasehold_tiny_python::FOLDER)]
-    model: PathBuf,
+    /// A Hugging Face directory; without it, the bundled model
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// The name of the model in requests, if it is not that of the directory
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
     /// A config.json: its shape with random weights takes the place of the model's
     #[arg(long, value_name = "CONFIG")]
     random_weights: Option<PathBuf>,
@@ -43,24 +47,44 @@ struct Arguments {
     /// Seconds without a request after which the weights leave the device
     #[arg(long, value_name = "SECONDS")]
     idle: Option<u64>,
+    /// The origin whose pages may call the server, * for all
+    #[arg(long, value_name = "ORIGIN", default_value = "*")]
+    allowed_origin: hyper::header::HeaderValue,
+    /// The process of a chat template
+    #[arg(long, hide = true)]
+    render_chat: bool,
 }
 
 fn main() -> Done<()> {
     let a = Arguments::parse();
+    if a.render_chat {
+        return template::render_task();
+    }
+    let (folder, name) = match a.model {
+        None => (leasehold_tiny_python::FOLDER.into(), "tiny-python".to_owned()),
+        Some(dir) => {
+            let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            (dir, name)
+        }
+    };
     let random = a.random_weights.as_deref();
-    let config = random.map_or_else(|| Config::from_dir(&a.model), Config::from_file)?;
-    let generation = GenerationConfig::from_dir(&a.model)?;
+    let config = random.map_or_else(|| Config::from_dir(&folder), Config::from_file)?;
+    let generation = GenerationConfig::from_dir(&folder)?;
     let named = generation.as_ref().and_then(GenerationConfig::eos_token_ids);
     let end_tokens = named.unwrap_or(&config.eos_token_ids).to_vec();
-    let model = a.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let tokenizer = Tokenizer::from_dir(&a.model)?;
-    let template = Template::from_dir(&a.model)?;
+    let model = http::Model {
+        name: a.served_model_name.unwrap_or(name),
+        tokenizer: Tokenizer::from_dir(&folder)?,
+        template: Template::from_dir(&folder)?,
+        positions: a.positions,
+        origin: a.allowed_origin,
+    };
     let load = move || {
         let runtime = Context::new().runtime(a.device)?;
         let weights = match &a.random_weights {
             Some(_) => Weights::random(&config, config.dtype.unwrap_or(DType::Bf16), 1)?,
             // Reads the files, so another program may change them later.
-            None => Weights::read_dir(&a.model, &config)?,
+            None => Weights::read_dir(&folder, &config)?,
         };
         let dtype = if a.bf16 { DType::Bf16 } else { DType::F32 };
         let model = Model::load_suspendable(&runtime, &config, &weights, dtype, &mut |_, _| {})?;
@@ -70,5 +94,5 @@ fn main() -> Done<()> {
     let engine = engine::Engine::new(Box::new(load), end_tokens, idle)?;
     let ready = |address| println!("listening on {address}");
     let stop = async { signal(SignalKind::terminate()).ok()?.recv().await };
-    http::serve(engine, model, tokenizer, template, a.listen, ready, stop)
+    http::serve(engine, model, a.listen, ready, stop)
 }

@@ -1,9 +1,7 @@
-//! Chat templates as models have them, and those that would never end. A thousand requests over a
-//! simulated CUDA driver whose calls fail, by clients of which many go.
+//! A thousand requests over a simulated CUDA driver whose calls fail, by clients of which many go.
 
 use crate::engine::Engine;
-use crate::http::serve;
-use crate::template::Template;
+use crate::http::{Model as Served, serve};
 use leasehold::Context;
 use leasehold::backend::sync::Mutex;
 use leasehold_cuda::{CudaBackend, CudaConfig};
@@ -156,8 +154,14 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     let ((say, address), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
     let server = thread::spawn(move || {
         let ready = move |address| say.send(address).unwrap();
-        let (model, address) = ("grouped-heads".to_owned(), "127.0.0.1:0".parse().unwrap());
-        serve(engine, model, tokenizer, None, address, ready, stopped).unwrap();
+        let model = Served {
+            name: "grouped-heads".to_owned(),
+            tokenizer,
+            template: None,
+            positions: 64,
+            origin: "*".parse().unwrap(),
+        };
+        serve(engine, model, "127.0.0.1:0".parse().unwrap(), ready, stopped).unwrap();
     });
     let address = address.recv().unwrap();
     let text = |which| match complete(address, &body(which, false), None) {
@@ -232,63 +236,4 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
         let reports = driver.machine().take_reports();
         assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
     }
-}
-
-/// The text that a template makes of two messages, or its error.
-fn render(template: &str) -> Result<String, String> {
-    let dir = tempfile::tempdir().unwrap();
-    let config = json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>",
-        "chat_template": template});
-    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-    let template = Template::from_dir(dir.path()).map_err(|e| e.to_string())?.unwrap();
-    let messages: [Value; 2] = [
-        json!({"role": "system", "content": " Be brief. "}),
-        json!({"role": "user", "content": "Hello"}),
-    ];
-    template.render(&messages).map_err(|failure| {
-        assert_eq!(failure.0, 400);
-        failure.1
-    })
-}
-
-#[test]
-fn a_template_of_a_model_gives_its_prompt() {
-    let text = render(
-        "{{ bos_token }}{% for message in messages %}
-{% if message['role'] == 'system' %}
-[{{ message.content.strip().upper() }}]
-{%- else %}
-<{{ message['role'] }}>{{ message['content'] | trim }}{{ eos_token }}
-{%- endif %}
-{%- endfor %}
-{% if add_generation_prompt %}<assistant>{% endif %}",
-    );
-    assert_eq!(text.unwrap(), "<s>[BE BRIEF.]<user>Hello</s><assistant>");
-}
-
-#[test]
-fn a_template_that_fails_says_why_and_one_without_end_is_ended() {
-    for (template, wanted) in [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "fuel"),
-        ("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "write"),
-        ("{{ messages[0].tools.name }}", "undefined"),
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[0].content.no_method() }}", "no_method"),
-        ("{% for %}", "syntax error"),
-    ] {
-        let why = render(template).unwrap_err();
-        assert!(why.contains(wanted), "{template}: {why}");
-    }
-}
-
-#[test]
-fn a_directory_may_have_no_template_or_a_file_of_its_own() {
-    let dir = tempfile::tempdir().unwrap();
-    assert!(Template::from_dir(dir.path()).unwrap().is_none());
-    std::fs::write(dir.path().join("chat_template.jinja"), "{{ messages | length }}").unwrap();
-    let template = Template::from_dir(dir.path()).unwrap().unwrap();
-    assert_eq!(template.render(&[Value::Null]).unwrap(), "1");
-    std::fs::write(dir.path().join("tokenizer_config.json"), "{").unwrap();
-    let why = Template::from_dir(dir.path()).err().unwrap().to_string();
-    assert!(why.contains("tokenizer_config.json"), "{why}");
 }
