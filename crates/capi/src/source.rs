@@ -125,8 +125,9 @@ impl Sources {
     /// # Errors
     /// `DeviceLost`.
     pub(crate) fn wait(&self, runtime: &Runtime) -> Result<()> {
-        let Some(device) = cuda::device_state(runtime) else { return Ok(()) };
-        device.primary().externals().whole()?.wait_context(Duration::from_secs(60))
+        cuda::device_state(runtime)
+            .and_then(|device| device.primary().externals().any())
+            .map_or(Ok(()), |stream| stream.wait_context(Duration::from_secs(60)))
     }
 
     /// Blocks until all work of the device's streams is over. Ends captures without a graph.

@@ -14,7 +14,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Weak;
-use std::time::Duration;
 
 /// A handle, and for the per-thread default stream the thread.
 type Key = (u64, Option<ThreadId>);
@@ -136,6 +135,15 @@ impl ExternalManager {
         }
         let made = External::whole(self.core.clone())?;
         Ok(whole.insert(made).clone())
+    }
+
+    /// A stream that is known here, through which a thread waits for all of them
+    /// ([`External::wait_context`]). `None` while there is none.
+    #[must_use]
+    pub fn any(&self) -> Option<Arc<External>> {
+        let lives = self.streams.read().values().next().cloned();
+        let ended = || self.ended.lock().first().cloned();
+        lives.or_else(ended).or_else(|| self.whole.lock().clone())
     }
 
     /// The handle of the stream with this timeline, if it was not ended.
