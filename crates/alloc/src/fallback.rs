@@ -44,6 +44,9 @@ impl Inner {
             Err(e.clone())
         } else if layout.size > self.budget.limit() {
             Err(self.over_budget(layout.size))
+        } else if self.caps.vmm && layout.size > self.caps.physical {
+            // Such a driver gives no more than it has.
+            Ok(None)
         } else {
             self.attempts(need, layout, on, &mut trail)
         };

@@ -120,14 +120,23 @@ impl Sources {
         }
     }
 
-    /// Blocks until the work of the streams is over, for a minute at most, and breaks no capture.
+    /// Blocks until the work of the streams is over, for at most `limit`, and breaks no capture.
     ///
     /// # Errors
     /// `DeviceLost`.
-    pub(crate) fn wait(&self, runtime: &Runtime) -> Result<()> {
-        cuda::device_state(runtime)
-            .and_then(|device| device.primary().externals().any())
-            .map_or(Ok(()), |stream| stream.wait_context(Duration::from_secs(60)))
+    pub(crate) fn wait(&self, runtime: &Runtime, limit: Duration) -> Result<()> {
+        let waited = match (&self.host, cuda::device_state(runtime)) {
+            (None, Some(device)) => {
+                let stream = device.primary().externals().any();
+                stream.map_or(Ok(()), |stream| stream.wait_context(limit))
+            }
+            // The caller itself may be who lets a stream go on.
+            _ => runtime.synchronize_timeout(limit),
+        };
+        match waited {
+            Err(lost @ Error::DeviceLost { .. }) => Err(lost),
+            _ => Ok(()),
+        }
     }
 
     /// Blocks until all work of the device's streams is over. Ends captures without a graph.
