@@ -117,8 +117,8 @@ def generate(
     """
     options = dict(locals())
     del options["model"], options["prompts"]
-    # The length of another sequence says nothing.
-    given = prompts if isinstance(prompts, str) else list(prompts)
+    # `list` believes what a sequence says of its length.
+    given = prompts if isinstance(prompts, str) else [prompt for prompt in prompts]
     texts = [""] if isinstance(given, str) else [""] * len(given)
     for at, piece in _pieces(model, given, options):
         texts[at] += piece

@@ -5,6 +5,17 @@ use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError, PyValueError}
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+/// The names of Rust in the library's texts, and what Python has in their place.
+const NAMES: &[(&str, &str)] = &[
+    ("KernelSource::CudaC", "cuda="),
+    ("Runtime::create_event", "Event(device, timing=True)"),
+    (" (Runtime::open does)", ""),
+    ("Rust and C functions", "C functions (cpu=)"),
+    ("Stream::copy", "Stream.copy"),
+    ("Stream::record", "Stream.record"),
+    ("Stream::wait", "Stream.wait"),
+];
+
 /// A class of `leasehold._errors`.
 #[derive(Clone, Copy)]
 pub(crate) enum Class {
@@ -95,7 +106,8 @@ pub(crate) fn raise(error: Error) -> PyErr {
     {
         return Python::attach(|py| raised.clone_ref(py));
     }
-    Class::of(&error).error(error.to_string())
+    let text = error.to_string();
+    Class::of(&error).error(NAMES.iter().fold(text, |text, (rust, own)| text.replace(rust, own)))
 }
 
 /// Shorthand for arguments that are never valid.

@@ -73,12 +73,34 @@ pub(crate) fn code(error: &Error) -> c_int {
     }
 }
 
+/// The names of Rust in the library's texts, and what C has in their place.
+const NAMES: &[(&str, &str)] = &[
+    ("CommConfig::sends(true)", "sends (without LEASEHOLD_COMM_NO_SENDS)"),
+    (", or give one (CommConfig::ops)", ""),
+    ("Check::Each", "LEASEHOLD_COMM_CHECK_EACH"),
+    ("KernelSource::CudaC", "LEASEHOLD_SOURCE_CUDA_C"),
+    ("Reduce::Sum", "LEASEHOLD_SUM"),
+    ("Runtime::alloc_pinned", "leasehold_buffer_alloc_pinned"),
+    ("Runtime::create_event", "leasehold_event_create with LEASEHOLD_EVENT_TIMING"),
+    ("Runtime::open", "leasehold_runtime_open"),
+    ("Rust and C functions", "C functions (LEASEHOLD_SOURCE_C_FUNCTION)"),
+    ("Stream::copy", "leasehold_stream_copy"),
+    ("Stream::record", "leasehold_event_record"),
+    ("Stream::wait", "leasehold_stream_wait_point"),
+    ("World::threads", "leasehold_world_open_threads"),
+    ("upload or upload_owned keep", "leasehold_stream_upload keeps"),
+];
+
+/// Keeps the text of a failure, in words of C, and gives its status.
+pub(crate) fn kept(error: &Error) -> c_int {
+    let text = error.to_string();
+    keep(NAMES.iter().fold(text, |text, (rust, c)| text.replace(rust, c)));
+    code(error)
+}
+
 /// The status of what has failed or not; the text of a failure is kept.
 pub(crate) fn of_failure(failure: Option<Error>) -> c_int {
-    failure.map_or(OK, |cause| {
-        keep(cause.to_string());
-        code(&cause)
-    })
+    failure.map_or(OK, |cause| kept(&cause))
 }
 
 /// That the host has no memory for a table of this library's.
@@ -218,10 +240,7 @@ pub(crate) fn ffi_guard_release(call: impl FnOnce() -> Result<()>) -> c_int {
     }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => OK,
-        Ok(Err(error)) => {
-            keep(error.to_string());
-            code(&error)
-        }
+        Ok(Err(error)) => kept(&error),
         Err(panic) => {
             keep(format!("a defect of this library: {}", panic_text(&*panic)));
             // The payload's own destructor may panic too.

@@ -174,7 +174,7 @@ pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding
     for (i, (b, &declared)) in bindings.iter().zip(&pipeline.bindings).enumerate() {
         if (declared.reads() && !b.access.reads()) || (declared.writes() && !b.access.writes()) {
             return Err(Error::invalid(format!(
-                "binding {i} is bound for {:?}; kernel {} declares {declared:?}",
+                "binding {i} is bound as {}; kernel {} declares it as {declared}",
                 b.access, pipeline.name
             )));
         }

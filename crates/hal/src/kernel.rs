@@ -47,6 +47,16 @@ impl Access {
     }
 }
 
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Read => "read",
+            Self::Write => "written",
+            Self::ReadWrite => "read and written",
+        })
+    }
+}
+
 /// A range of device memory that an operation uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]

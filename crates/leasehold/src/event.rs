@@ -323,7 +323,7 @@ fn timing(request: &EventRequest<'_>) -> Result<bool> {
     if request.flags.timing && !request.device.caps().timestamps {
         return Err(Error::Unsupported(
             format!(
-                "{} has no timestamps; create the event with EventFlags::DISABLE_TIMING",
+                "{} has no timestamps; create the event without timing",
                 request.device.info().id
             )
             .into(),

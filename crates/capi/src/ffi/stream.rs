@@ -4,7 +4,7 @@ use super::convert::{check_out, give, limit, text};
 use super::point::LeaseholdPoint;
 use crate::callback::Callback;
 use crate::kinds::{EVENTS, HeldStream, RUNTIMES, STREAMS};
-use crate::status::{OK, code, ffi_guard, ffi_guard_release, keep, of_failure};
+use crate::status::{ffi_guard, ffi_guard_release, of_failure};
 use leasehold::{Error, Name, Result, StreamDesc, cuda};
 use leasehold_core::TimelineSource;
 use leasehold_core::sync::Arc;
@@ -257,13 +257,7 @@ pub unsafe extern "C" fn leasehold_stream_on_complete(
         // SAFETY: the caller lets any thread use the context.
         let callback = unsafe { Callback::new(context, None) };
         held.stream().on_complete(move |ended| {
-            let status = ended.map_or_else(
-                |cause| {
-                    keep(cause.to_string());
-                    code(&cause)
-                },
-                |()| OK,
-            );
+            let status = of_failure(ended.err());
             // SAFETY: the caller vouches for the function and its context.
             unsafe { call(callback.context(), status) }
         });

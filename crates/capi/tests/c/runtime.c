@@ -302,6 +302,10 @@ static void events(void) {
     OK(leasehold_event_create(runtime, 0, &plain));
     OK(leasehold_event_query(plain, &over));
     THAT(over == 1 && leasehold_event_point(plain, &last) == LEASEHOLD_INVALID_STATE);
+    THAT(leasehold_event_elapsed_blocking(plain, to, &nanoseconds) == LEASEHOLD_INVALID_STATE);
+    THAT(strstr(leasehold_last_error(), "leasehold_event_create with LEASEHOLD_EVENT_TIMING") != NULL);
+    THAT(leasehold_event_elapsed_blocking(from, to, &nanoseconds) == LEASEHOLD_INVALID_STATE);
+    THAT(strstr(leasehold_last_error(), "leasehold_event_record") != NULL);
     OK(leasehold_event_record(from, stream, &points[0]));
     OK(leasehold_stream_fill(stream, whole(a, 0), 7, 1, NULL));
     OK(leasehold_event_record(to, stream, &points[1]));

@@ -147,7 +147,7 @@ impl Rules {
     fn misaligned(&self, i: usize, b: &Binding) -> Error {
         let align = self.align[i] + 1;
         Error::invalid(format!(
-            "kernel {}: binding {i} ({:?}, {} bytes) is not aligned to {align} bytes; begin it at a multiple of {align}",
+            "kernel {}: binding {i} ({}, {} bytes) is not aligned to {align} bytes; begin it at a multiple of {align}",
             self.name, b.access, b.len
         ))
     }
@@ -163,7 +163,7 @@ impl Rules {
             "they may not: give it memory of its own"
         };
         Err(Error::invalid(format!(
-            "kernel {}: binding {i} ({:?}) and binding {j} ({:?}) overlap; {rule}",
+            "kernel {}: binding {i} ({}) and binding {j} ({}) overlap; {rule}",
             self.name, a.access, b.access
         )))
     }

@@ -491,7 +491,7 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     let (same, part, beside) = (((0, 64), (0, 64)), ((0, 64), (60, 64)), ((0, 64), (64, 64)));
     let error = run(&runtime, &refused, same.0, same.1).unwrap_err();
     assert!(
-        error.to_string().contains("binding 0 (Read) and binding 1 (Write) overlap"),
+        error.to_string().contains("binding 0 (read) and binding 1 (written) overlap"),
         "{error}"
     );
     let all = |kernel: &KernelBase| {
@@ -532,7 +532,7 @@ fn a_misaligned_binding_is_refused_when_it_is_bound() {
     let text = error.to_string();
     assert_eq!(
         text,
-        "invalid argument: kernel scale: binding 1 (Write, 32 bytes) is not aligned to 4 bytes; \
+        "invalid argument: kernel scale: binding 1 (written, 32 bytes) is not aligned to 4 bytes; \
          begin it at a multiple of 4"
     );
     launch(runtime.stream(), &kernel, &[x.read(), y.write()], &words(1, 1), 1)

@@ -137,7 +137,7 @@ fn dispatches_are_checked_against_their_kernel_and_the_limits() {
     wrong(Dispatch { bindings: &good[..1], ..op }, "kernel k takes 2 bindings, not 1");
     wrong(
         Dispatch { bindings: &[good[0], bound(&y, READ)], ..op },
-        "binding 1 is bound for Read; kernel k declares Write",
+        "binding 1 is bound as read; kernel k declares it as written",
     );
     wrong(Dispatch { params: &[0; 3], ..op }, "kernel k takes 4 bytes of parameters, not 3");
     wrong(Dispatch { block: [1025, 1, 1], ..op }, "1025 threads");
