@@ -365,13 +365,11 @@ except torch.OutOfMemoryError as error:
 
     def test_memory_without_a_cache(self):
         program = """
-import sys
 def held():
     x = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
-    before = torch.cuda.mem_get_info()[0]
-    del x
+    x.fill_(1)
     assert torch.cuda.memory_reserved() == 0
-    assert torch.cuda.mem_get_info()[0] >= before + (100 << 20)
+    del x
 """
         self.run_program(program + "held()", PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         self.run_program(program + """
