@@ -63,7 +63,7 @@ rule "no path of somebody's machine" "$(
 
 # Everything comes from the public index, and links lead to public places.
 rule "packages from crates.io only" "$(git grep --untracked -n '^source = ' -- '*.lock' | grep -v '"registry+https://github.com/rust-lang/crates.io-inde[x]"' || true)"
-hosts='www\.w3\.org|github\.com|(doc|www)\.rust-lang\.org|docs\.rs|crates\.io|(www\.)?apache\.org|docs\.nvidia\.com|developer\.apple\.com|opensource\.org|keepachangelog\.com|semver\.org|arxiv\.org|(www\.)?kernel\.org|docs\.kernel\.org|en\.wikipedia\.org|llvm\.org|huggingface\.co|json-schema\.org|dmlc\.github\.io'
+hosts='www\.w3\.org|(git-lfs\.)?github\.com|(doc|www)\.rust-lang\.org|docs\.rs|crates\.io|(www\.)?apache\.org|docs\.nvidia\.com|developer\.apple\.com|opensource\.org|keepachangelog\.com|semver\.org|arxiv\.org|(www\.)?kernel\.org|docs\.kernel\.org|en\.wikipedia\.org|llvm\.org|huggingface\.co|json-schema\.org|dmlc\.github\.io'
 rule "links to known public hosts only (the list is in ci/lint.sh)" "$(
     git grep --untracked -nIoE 'https?://[A-Za-z0-9._:-]+' -- . ':!*.lock' ':!crates/tiny-python/model/*.json' ':!crates/llama/tests/models' ':!ci/lint.sh' |
         grep -vE "https?://($hosts)\$" || true
