@@ -165,7 +165,7 @@ impl GenerationConfig {
                 (Some((_, nothing)), _) => {
                     return Err(fields.unsupported(key, brief(value), &nothing.to_string()));
                 }
-                (None, _) => return Err(fields.unsupported(key, brief(value), "no such setting")),
+                (None, _) => return Err(fields.unsupported(key, brief(value), "null")),
             }
         }
         if !sampled {
@@ -272,7 +272,7 @@ mod tests {
             (r#"{"do_sample": 1}"#, "do_sample: true or false"),
             (r#"{"num_beams": 4}"#, "num_beams: 4; supported: 1"),
             (r#"{"token_healing": true}"#, "token_healing: true; supported: 0"),
-            (r#"{"bad_words_ids": [[12]]}"#, "bad_words_ids: [[12]]; supported: no such setting"),
+            (r#"{"bad_words_ids": [[12]]}"#, "bad_words_ids: [[12]]; supported: null"),
             (r#"{"sequence_bias": {"a": 1}}"#, "sequence_bias: an object; supported"),
             (r#"{"forced_eos_token_id": 2}"#, "forced_eos_token_id: 2; supported"),
             (r#"{"a_new_setting": 0}"#, "a_new_setting: 0; supported"),

@@ -32,7 +32,7 @@ const BEGINNINGS: [(&[u8], &str); 12] = [
 const GGUF: &str = "a GGUF file for llama.cpp; get the model's safetensors";
 const PICKLE: &str = "a pickle of Python's; convert it to safetensors";
 
-/// What these first bytes of a file seem to be; `None` if they tell nothing.
+/// The kind of a file with these first bytes, and the cure; `None` if they tell nothing.
 fn content(bytes: &[u8]) -> Option<Cow<'static, str>> {
     if let Some((_, kind)) = BEGINNINGS.iter().find(|(begin, _)| bytes.starts_with(begin)) {
         return Some((*kind).into());
@@ -47,7 +47,7 @@ fn content(bytes: &[u8]) -> Option<Cow<'static, str>> {
     plain.then(|| format!("a text, \"{}\"; download it again", shown(text)).into())
 }
 
-/// What a file with these first bytes seems to be, as the end of a message.
+/// The kind of a file with these first bytes, as the end of a message.
 pub(crate) fn seems(bytes: &[u8]) -> Option<String> {
     content(&bytes[..bytes.len().min(LOOKED as usize)]).map(|kind| format!("the file is {kind}"))
 }
@@ -103,7 +103,8 @@ pub(crate) const NO_TOKENIZER: &Telling = &[
     ("vocab.json", TOKENIZER),
 ];
 
-/// Why a file may be missing from a directory, as the end of a message; empty without a guess.
+/// The reason why a file may be missing from a directory, as the end of a message; empty without
+/// a guess.
 pub(crate) fn missing(dir: &Path, telling: &Telling) -> String {
     if dir.is_file() {
         let mut begin = Vec::new();

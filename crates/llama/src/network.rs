@@ -282,7 +282,7 @@ pub(crate) struct Draw {
     pub(crate) state: ops::Loop,
     /// A ring of [`ops::LogProbabilities`], as large as that of tokens.
     log_probabilities: Option<BufferPart>,
-    /// What changes the logits beforehand, if anything does.
+    /// The sets and the factor that change the logits beforehand, if there are any.
     penalties: Option<ops::Penalties>,
 }
 

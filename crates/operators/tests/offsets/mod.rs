@@ -133,7 +133,7 @@ impl Operands<'_> {
 }
 
 /// One of each operator.
-const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 23] = [
+const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 24] = [
     |l, o| {
         let (x, w, n, b, y) =
             (o.tensor(2, 8)?, o.tensor(5, 8)?, o.tensor(1, 8)?, o.tensor(1, 5)?, o.tensor(2, 5)?);
