@@ -34,19 +34,29 @@ fn round_times(from: u64, to: u64) -> Vec<u64> {
     (first..=to / step).map(|n| n * step).collect()
 }
 
-/// The figure of a pool's memory. `columns`: how many columns it has. `budget`: drawn if it is near
-/// enough.
+/// The figure of a pool's memory. `columns`: how many columns it has. The scale is that of live
+/// bytes. The reserved bytes, the imported ones and the budget are drawn if they are near enough.
 pub(crate) fn figure(
     memory: &Memory,
     series: &Series,
     columns: usize,
     budget: Option<u64>,
 ) -> String {
-    let most = series.live_peak.value.max(series.reserved_peak.value);
-    let shown = budget.filter(|&b| b <= most.saturating_mul(2));
-    let (step, lines) = byte_scale(most.max(shown.unwrap_or(0)));
+    let imported = memory.stat("imported_bytes").filter(|&bytes| bytes > 0);
+    let levels = [
+        ("reserved", "reserved at most", Some(series.reserved_peak.value)),
+        ("imported", "imported, now", imported),
+        ("budget", "budget", budget),
+    ];
+    let live = series.live_peak.value;
+    let base = if live > 0 { live } else { series.reserved_peak.value };
+    let near = |value: &u64| *value <= base.saturating_mul(2);
+    let shown = levels.map(|(class, _, value)| (class, value.filter(near)));
+    let (step, lines) =
+        byte_scale(shown.iter().filter_map(|level| level.1).fold(base, |most, n| most.max(n)));
     let top = step as f64 * lines as f64;
-    let y = |value: u64| HEIGHT - value as f64 / top * HEIGHT;
+    // What is far above the chart is cut off a little above it.
+    let y = |value: u64| (HEIGHT - value as f64 / top * HEIGHT).max(-HEIGHT);
     let x = |column: usize| column as f64 / columns as f64 * WIDTH;
     let curve = |before: u64, of: fn(&Column) -> Range| {
         let mut path = format!("M0 {}", coordinate(y(before)));
@@ -115,9 +125,11 @@ pub(crate) fn figure(
         "<path class=\"live area\" d=\"{live}V{HEIGHT}H0z\"/><path class=\"live line\" d=\"{live}\"/>\
          <path class=\"reserved line\" d=\"{reserved}\"/>"
     );
-    if let Some(budget) = shown {
-        let at = coordinate(y(budget));
-        let _ = write!(out, "<path class=\"budget line\" d=\"M0 {at}H{WIDTH}\"/>");
+    for (class, value) in &shown[1..] {
+        if let Some(value) = *value {
+            let at = coordinate(y(value));
+            let _ = write!(out, "<path class=\"{class} line\" d=\"M0 {at}H{WIDTH}\"/>");
+        }
     }
     let peak = series.live_peak;
     let _ = write!(
@@ -150,19 +162,16 @@ pub(crate) fn figure(
         };
         let _ = write!(out, "<span{class} style=\"left:{}%\">{}</span>", coordinate(at), time(t));
     }
-    let _ = write!(
-        out,
-        "</div><figcaption><span class=\"key live\"></span> live \
-         <span class=\"key reserved\"></span> reserved "
-    );
-    match (budget, shown) {
-        (Some(_), Some(b)) => {
-            let _ = write!(out, "<span class=\"key budget\"></span> budget {} ", bytes(b));
-        }
-        (Some(b), None) => {
-            let _ = write!(out, "· the budget of {} is far above the chart ", bytes(b));
-        }
-        (None, _) => out.push_str("· no budget "),
+    out.push_str("</div><figcaption><span class=\"key live\"></span> live ");
+    for ((class, title, value), (_, shown)) in levels.into_iter().zip(shown) {
+        let _ = match value.map(bytes) {
+            Some(value) if shown.is_some() => {
+                write!(out, "<span class=\"key {class}\"></span> {title} {value} ")
+            }
+            Some(value) => write!(out, "· {title} {value}, far above the chart "),
+            None if class == "budget" => write!(out, "· no budget "),
+            None => Ok(()),
+        };
     }
     let _ = writeln!(
         out,

@@ -8,6 +8,10 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(crate) struct Device {
     pub(crate) name: String,
+    /// The command that made the page.
+    pub(crate) command: Option<String>,
+    /// When it did: seconds since the beginning of 1970.
+    pub(crate) made: Option<u64>,
     /// The most bytes that all pools together take.
     pub(crate) budget: Option<u64>,
     pub(crate) pools: Vec<Pool>,
@@ -105,6 +109,8 @@ pub(crate) enum Kind {
 #[serde(default)]
 struct Top {
     device: Option<String>,
+    command: Option<String>,
+    made: Option<u64>,
     budget: Option<u64>,
     pools: Option<Vec<Pool>>,
     name: Option<String>,
@@ -123,7 +129,8 @@ pub(crate) fn read(text: &str) -> Result<Device, String> {
         let handles = top.streams.iter().filter_map(|(k, v)| Some((k.clone(), v.as_u64()?)));
         let handles = handles.collect();
         let budget = top.budget.filter(|&b| b != u64::MAX);
-        return Ok(Device { name: top.device.unwrap_or_default(), budget, pools, handles });
+        let (name, command, made) = (top.device.unwrap_or_default(), top.command, top.made);
+        return Ok(Device { name, command, made, budget, pools, handles });
     }
     let stats = top.stats.unwrap_or_default();
     let streams = top.streams.iter().filter_map(|(k, v)| Some((k.parse().ok()?, v.as_str()?)));
@@ -140,6 +147,8 @@ pub(crate) fn read(text: &str) -> Result<Device, String> {
     let pool = Pool { memory, ..Pool::default() };
     Ok(Device {
         name: top.name.or(top.device).unwrap_or_default(),
+        command: top.command,
+        made: top.made,
         budget,
         pools: if pool.memory.is_empty() { Vec::new() } else { vec![pool] },
         handles: BTreeMap::new(),

@@ -1,9 +1,9 @@
 //! The page: its sections in order.
 
 use crate::chart::{self, LANES};
-use crate::markup::{Escaped, Table, bytes, grouped, percent, time};
+use crate::markup::{Escaped, Table, bytes, count, date, grouped, percent, time};
 use crate::model::{Block, Device, Event, Kind, Memory, Pool, State};
-use crate::peak::{Holder, by_tag, holders};
+use crate::peak::{Equal, by_tag, equal, holders};
 use crate::series::Series;
 use crate::strips::{self, Sums};
 use serde_json::Value;
@@ -72,6 +72,12 @@ pub(crate) fn page(device: &Device) -> String {
     let name = if device.name.is_empty() { "an unnamed device" } else { &device.name };
     let title = format!("Memory of {}", Escaped(name));
     let mut out = format!("<h1>{title}</h1>\n");
+    let command = device.command.as_ref().map(|c| format!(" by <code>{}</code>", Escaped(c)));
+    let at = device.made.map(|seconds| format!(" on {}", date(seconds)));
+    if command.is_some() || at.is_some() {
+        let (command, at) = (command.unwrap_or_default(), at.unwrap_or_default());
+        let _ = writeln!(out, "<p class=\"soft\">Made{command}{at}.</p>");
+    }
     let mut pools: Vec<&Pool> = device.pools.iter().collect();
     if pools.is_empty() {
         out.push_str(
@@ -206,10 +212,13 @@ impl Section<'_> {
         let memory = self.memory();
         let mut tiles = Tiles::new(out);
         if let Some(live) = memory.stat("live_bytes") {
-            let count = memory.stat("live").map_or_else(String::new, |n| {
-                if n == 1 { "1 buffer".to_owned() } else { format!("{} buffers", grouped(n)) }
-            });
-            tiles.bytes("live", live, &count);
+            let what = if live == 0 { "empty buffer" } else { "buffer" };
+            let held = memory.stat("live").filter(|&n| n > 0 || live > 0);
+            tiles.bytes("live", live, &held.map_or_else(String::new, |n| count(n, what)));
+        }
+        if let Some(imported) = memory.stat("imported_bytes").filter(|&n| n > 0) {
+            let held = count(memory.stat("imported").unwrap_or(0), "buffer");
+            tiles.bytes("imported", imported, &format!("{held} of others' memory, not in live"));
         }
         if let Some(peak) = memory.stat("live_peak") {
             let at = if series.live_peak.value == peak && !memory.events.is_empty() {
@@ -320,6 +329,14 @@ impl Section<'_> {
         } else {
             out.push_str("<h3>Largest holders now</h3>\n");
         }
+        if let Some(imported) = memory.stat("imported_bytes").filter(|&n| n > 0) {
+            let _ = writeln!(
+                out,
+                "<p class=\"soft\">Beside them {} of others' memory are imported now, in {}.</p>",
+                bytes(imported),
+                count(memory.stat("imported").unwrap_or(0), "buffer")
+            );
+        }
         if holders.is_empty() {
             out.push_str("<p class=\"note\">No buffer is known.</p>\n");
             return;
@@ -339,28 +356,33 @@ impl Section<'_> {
         }
         out.push_str(&table.end());
         more(out, totals.len(), TAGS, "names");
-        out.push_str("</div><div><h3>One by one</h3>");
+        out.push_str("</div><div><h3>By buffer</h3>");
         let mut table =
             Table::new(&["~name", "#bytes", "#share", "~stream", "#allocated at", "#age", "freed"]);
-        for h in holders.iter().take(HOLDERS) {
-            table.row(&self.holder(h, whole, recorded.then_some(series.live_peak.t_us)));
+        let rows = equal(&holders);
+        for row in rows.iter().take(HOLDERS) {
+            table.row(&self.holder(row, whole, recorded.then_some(series.live_peak.t_us)));
         }
         out.push_str(&table.end());
-        more(out, holders.len(), HOLDERS, "buffers");
+        let left_out = rows.iter().skip(HOLDERS).fold(0usize, |n, row| n + row.count as usize);
+        more(out, HOLDERS + left_out, HOLDERS, "buffers");
         out.push_str("</div></div>\n");
     }
 
-    /// The row of a holder. `peak`: when the age is counted.
-    fn holder(&self, h: &Holder, whole: u64, peak: Option<u64>) -> [String; 7] {
+    /// The row of equal holders. `peak`: when the age of the first one is counted.
+    fn holder(&self, equal: &Equal, whole: u64, peak: Option<u64>) -> [String; 7] {
+        let (h, n) = (&equal.first, equal.count);
+        let all = h.bytes.saturating_mul(n);
+        let name = self.name_of(h.tag);
         let (since, age) = match (h.since, peak) {
             (Some(t), Some(peak)) => (time(t), time(peak.saturating_sub(t))),
             (None, Some(_)) => ("before the record".to_owned(), "–".to_owned()),
             (_, None) => ("–".to_owned(), "–".to_owned()),
         };
         [
-            self.name_of(h.tag),
-            bytes(h.bytes),
-            percent(h.bytes, whole),
+            if n == 1 { name } else { format!("{} × {name} of {}", grouped(n), bytes(h.bytes)) },
+            bytes(all),
+            percent(all, whole),
             self.stream_of(h.stream),
             since,
             age,

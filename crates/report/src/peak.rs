@@ -80,6 +80,32 @@ pub(crate) fn holders(memory: &Memory, series: &Series) -> Vec<Holder> {
     all
 }
 
+/// Equal buffers: of one name, length and stream, and all live or all freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Equal {
+    pub(crate) count: u64,
+    /// The first of them; freed when the last of them is.
+    pub(crate) first: Holder,
+}
+
+/// The holders by equal ones, in the order of the first of each.
+pub(crate) fn equal(holders: &[Holder]) -> Vec<Equal> {
+    let mut places = HashMap::new();
+    let mut all: Vec<Equal> = Vec::new();
+    for h in holders {
+        let place =
+            places.entry((h.tag, h.bytes, h.stream, h.until.is_none())).or_insert(all.len());
+        match all.get_mut(*place) {
+            Some(same) => {
+                same.count += 1;
+                same.first.until = same.first.until.max(h.until);
+            }
+            None => all.push(Equal { count: 1, first: *h }),
+        }
+    }
+    all
+}
+
 /// The sums of the holders with one tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Total {

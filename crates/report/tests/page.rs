@@ -121,6 +121,74 @@ fn the_figures_are_those_of_the_snapshot() {
 }
 
 #[test]
+fn the_heading_has_command_and_date() {
+    let heading = |made: u64| {
+        let mut snapshot = small();
+        snapshot["command"] = "leasehold run --report <x>.html".into();
+        snapshot["made"] = made.into();
+        let page = html(&snapshot.to_string());
+        check(&page);
+        page
+    };
+    for (made, date) in [
+        (0, "1970-01-01 00:00"),
+        (1_709_251_199, "2024-02-29 23:59"),
+        (1_709_251_200, "2024-03-01 00:00"),
+        (1_772_323_199, "2026-02-28 23:59"),
+        (1_798_761_599, "2026-12-31 23:59"),
+    ] {
+        let wanted = "by <code>leasehold run --report &lt;x&gt;.html</code>";
+        assert!(heading(made).contains(&format!("Made {wanted} on {date} UTC.")), "{date}");
+    }
+    heading(u64::MAX);
+    assert!(!html(&small().to_string()).contains("Made"));
+}
+
+#[test]
+fn imported_memory_and_equal_buffers_are_seen() {
+    let mut snapshot = small();
+    snapshot["stats"]["imported"] = 56.into();
+    snapshot["stats"]["imported_bytes"] = (12 * MIB).into();
+    let events = snapshot["events"].as_array_mut().expect("events");
+    for id in 10..22 {
+        events.insert(5, event("alloc", 250, id, MIB / 4, 8));
+        events.push(event("free", 1_001 + id, id, MIB / 4, 8));
+    }
+    let page = html(&snapshot.to_string());
+    check(&page);
+    assert!(page.contains("imported</dt><dd>12 MiB<small>56 buffers of others"));
+    assert!(page.contains("class=\"imported line\""), "12 MiB are near 12");
+    let row = "12 × activations of 256 KiB</td><td class=\"n\">3 MiB</td>";
+    assert!(page.contains(row), "{page}");
+    assert_eq!(page.matches("<td>at 1.02 ms</td>").count(), 1, "one row, freed with the last");
+    // Far more than what lives: the caption has it, and the curve stays tall.
+    snapshot["stats"]["imported_bytes"] = (1u64 << 40).into();
+    let page = html(&snapshot.to_string());
+    assert!(page.contains("imported, now 1 TiB, far above the chart"));
+    assert!(!page.contains("class=\"imported line\""));
+}
+
+/// The scale is that of what lives, although much more is reserved.
+#[test]
+fn a_small_life_fills_the_chart() {
+    let mut snapshot = small();
+    snapshot["stats"]["reserved"] = (900 * MIB).into();
+    snapshot["stats"]["limit"] = (1u64 << 40).into();
+    let page = html(&snapshot.to_string());
+    check(&page);
+    let top = heights(&page, "live line").into_iter().fold(f64::MAX, f64::min);
+    assert!(top < 150.0, "{top}");
+    assert!(page.contains("reserved at most 900 MiB, far above the chart"));
+}
+
+#[test]
+fn an_empty_buffer_is_called_so() {
+    let text = "{\"stats\": {\"live\": 1, \"live_bytes\": 0, \"reserved\": 5}}";
+    assert!(html(text).contains("<dd>0 B<small>1 empty buffer</small>"));
+    assert!(html(&text.replace("\"live\": 1", "\"live\": 0")).contains("<dd>0 B</dd>"));
+}
+
+#[test]
 fn a_page_loads_nothing() {
     let page = html(&small().to_string());
     for word in ["http:", "https:", "src=", "url(", "@import", "<link", "<iframe", "fetch("] {

@@ -10,6 +10,7 @@ use std::env::VarError;
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The environment variable in place of `--memory-debug`.
 const VARIABLE: &str = "LEASEHOLD_MEMORY_DEBUG";
@@ -152,10 +153,16 @@ pub(crate) fn write_report(
     #[derive(Serialize)]
     struct Device<'a> {
         device: &'a str,
+        command: String,
+        made: Option<u64>,
         pools: [Pool<'a>; 1],
     }
     outputs.write(REPORT, |file| {
-        let device = Device { device, pools: [Pool { memory: snapshot }] };
+        let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        let command = std::iter::once("leasehold".to_owned()).chain(words);
+        let command = command.collect::<Vec<_>>().join(" ");
+        let made = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
+        let device = Device { device, command, made, pools: [Pool { memory: snapshot }] };
         let cannot = |e: String| leasehold::Error::Unavailable(e.into());
         let text = serde_json::to_string(&device).map_err(|e| cannot(e.to_string()))?;
         let page = leasehold_report::html(&text);
