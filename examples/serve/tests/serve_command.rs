@@ -110,7 +110,8 @@ fn fields_that_ask_for_nothing_pass_and_others_are_refused_by_name() {
     let common = json!({"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
         "user": "a", "logprobs": null, "store": false, "metadata": {"a": "b"}, "tools": null,
         "stream_options": null, "service_tier": "auto", "model": "tiny-python"});
-    let text = json!({"best_of": 1, "echo": false, "suffix": null, "tools": []});
+    let text = json!({"best_of": 1, "echo": false, "suffix": null, "tools": [], "min_tokens": 0,
+        "skip_special_tokens": true, "include_stop_str_in_output": false});
     let chat = json!({"logprobs": false, "top_logprobs": null, "tool_choice": "auto", "tools": [],
         "response_format": {"type": "text"}, "parallel_tool_calls": true});
     let messages = json!([{"role": "user", "content": "Hi"}]);
@@ -136,7 +137,8 @@ fn fields_that_ask_for_nothing_pass_and_others_are_refused_by_name() {
             ("tools", json!([{"type": "function"}])),
             ("top_k", json!(-2)),
             ("logprobs", json!(21)),
-            ("max_tokns", json!(5)),
+            ("maximum", json!(5)),
+            ("chat_template_kwargs", json!([1])),
         ] {
             let mut body = body.clone();
             body[name] = value;
