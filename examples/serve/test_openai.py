@@ -156,7 +156,7 @@ class Test(unittest.TestCase):
         for status, words, body in (
             (400, "line 1 column", b"{broken"),
             (400, "tool_choice", {"prompt": "a", "tools": [{"type": "function"}]}),
-            (400, "max_tokns", {"prompt": "a", "max_tokns": 1}),
+            (400, "maximum", {"prompt": "a", "maximum": 1}),
             (400, "invalid type", {"prompt": "a", "max_tokens": "many"}),
             (400, "nonzero", {"prompt": "a", "max_tokens": 0}),
             (400, "give a prompt", {}),

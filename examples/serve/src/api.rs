@@ -6,7 +6,7 @@
 use crate::engine::{Event, Job};
 use crate::http::Server;
 use leasehold_llama::{Drawn, Sampling, StopStrings, TextStream, Tokenizer};
-use minijinja::Value;
+use minijinja::value::{Value, ValueKind, merge_maps};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use std::num::NonZeroUsize;
@@ -116,20 +116,25 @@ fn asks_nothing(name: &str, value: &Json) -> bool {
         "user" | "metadata" | "safety_identifier" | "prompt_cache_key" | "parallel_tool_calls" => {
             true
         }
-        "presence_penalty" | "frequency_penalty" => value.as_f64() == Some(0.0),
+        "presence_penalty" | "frequency_penalty" | "min_tokens" => value.as_f64() == Some(0.0),
         "repetition_penalty" | "length_penalty" | "best_of" => value.as_f64() == Some(1.0),
         "echo"
         | "store"
         | "ignore_eos"
         | "use_beam_search"
         | "continuous_usage_stats"
-        | "include_obfuscation" => value == false,
+        | "include_obfuscation"
+        | "include_stop_str_in_output"
+        | "continue_final_message" => value == false,
+        "skip_special_tokens" | "add_generation_prompt" => value == true,
         "logit_bias" => value.as_object().is_some_and(Map::is_empty),
         "functions" => value.as_array().is_some_and(Vec::is_empty),
         "suffix" => value == "",
         "response_format" => value["type"] == "text",
         "modalities" => *value == json!(["text"]),
-        "service_tier" => value == "auto" || value == "default",
+        "service_tier" | "function_call" => {
+            ["auto", "default", "none"].iter().any(|neutral| value == neutral)
+        }
         _ => value.is_null(),
     }
 }
@@ -167,13 +172,20 @@ impl Request {
                  template gets the tools",
             ));
         }
-        let Some(messages) = &self.messages else { return Ok(None) };
         let none = Value::from(());
         let of = |value: &Option<Value>| value.clone().unwrap_or_else(|| none.clone());
-        let more = of(&self.chat_template_kwargs);
-        let fixed = minijinja::context! { messages => messages, tools => of(&self.tools),
-        documents => of(&self.documents) };
-        Ok(Some(minijinja::value::merge_maps([more, fixed])))
+        let all = [&self.tools, &self.documents, &self.chat_template_kwargs];
+        let [tools, documents, more] = all.map(of);
+        let Some(messages) = &self.messages else {
+            let given = tools.is_true() || documents.is_true() || more.is_true();
+            let why = "tools, documents and chat_template_kwargs are for chats";
+            return if given { Err(Failure::invalid(why)) } else { Ok(None) };
+        };
+        if !more.is_none() && more.kind() != ValueKind::Map {
+            return Err(Failure::invalid("chat_template_kwargs: give an object"));
+        }
+        let fixed = minijinja::context! { messages, tools, documents };
+        Ok(Some(merge_maps([more, fixed])))
     }
 
     /// The jobs of a request, and its answer. A chat's prompt is `rendered`.
@@ -336,7 +348,10 @@ impl Choice {
 
     /// The log-probabilities of new tokens in OpenAI's shape: the chosen and the `largest` ones.
     fn logprobs(&mut self, part: &Part, chat: bool, largest: usize) -> Result<Json> {
-        let entry = |text: &str, value: f32| json!({"token": text, "logprob": value, "bytes": text.as_bytes()});
+        let entry = |text: &str, value: f32| {
+            let bytes = text.as_bytes();
+            json!({"token": text, "logprob": value, "bytes": bytes})
+        };
         let (mut content, mut all) = (Vec::new(), [const { Vec::new() }; 4]);
         for drawn in &part.drawn {
             let text = self.name(drawn.token)?;

@@ -153,8 +153,8 @@ fn scalar(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// A float as Python writes it: the shortest digits, and an exponent below -4 and from 16 on. `None`
-/// for other values.
+/// A float as Python writes it: the shortest digits, and an exponent below -4 and from 16 on.
+/// `None` for other values.
 pub fn python_float(value: &Value) -> Option<String> {
     let float = value.kind() == ValueKind::Number && !value.is_integer();
     let value = float.then(|| f64::try_from(value.clone()).ok())??;

@@ -151,7 +151,7 @@ pub fn render_task() -> Done<()> {
     let limit = |what, most| setrlimit(what, Rlimit { current: Some(most), maximum: Some(most) });
     limit(Resource::Core, 0)?;
     limit(Resource::Cpu, MAX_PROCESSOR_SECONDS)?;
-    // macOS may refuse this one.
+    // macOS may refuse this one. The time alone bounds the memory then.
     limit(Resource::As, MAX_MEMORY_BYTES)
         .or_else(|e| cfg!(target_os = "macos").then_some(()).ok_or(e))?;
     let mut task = Vec::new();

@@ -110,7 +110,8 @@ fn fields_that_ask_for_nothing_pass_and_others_are_refused_by_name() {
     let common = json!({"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
         "user": "a", "logprobs": null, "store": false, "metadata": {"a": "b"}, "tools": null,
         "stream_options": null, "service_tier": "auto", "model": "tiny-python"});
-    let text = json!({"best_of": 1, "echo": false, "suffix": null, "tools": []});
+    let text = json!({"best_of": 1, "echo": false, "suffix": null, "tools": [], "min_tokens": 0,
+        "skip_special_tokens": true, "include_stop_str_in_output": false});
     let chat = json!({"logprobs": false, "top_logprobs": null, "tool_choice": "auto", "tools": [],
         "response_format": {"type": "text"}, "parallel_tool_calls": true});
     let messages = json!([{"role": "user", "content": "Hi"}]);
@@ -136,7 +137,8 @@ fn fields_that_ask_for_nothing_pass_and_others_are_refused_by_name() {
             ("tools", json!([{"type": "function"}])),
             ("top_k", json!(-2)),
             ("logprobs", json!(21)),
-            ("max_tokns", json!(5)),
+            ("maximum", json!(5)),
+            ("chat_template_kwargs", json!([1])),
         ] {
             let mut body = body.clone();
             body[name] = value;
@@ -212,10 +214,11 @@ fn a_prompt_or_text_beyond_the_context_has_a_code_and_both_numbers() {
 
 #[test]
 fn models_metrics_and_what_browsers_ask() {
-    let server = Server::start(&["--served-model-name", "a/b c", "--allowed-origin", "http://a"]);
+    let server =
+        Server::start(&["--served-model-name", "a/b c", "--allowed-origin", "https://docs.rs"]);
     let get = |path: &str| server.send(&format!("GET {path}"), "");
     let (head, listed) = get("/v1/models");
-    assert!(head.contains("access-control-allow-origin: http://a"), "{head}");
+    assert!(head.contains("access-control-allow-origin: https://docs.rs"), "{head}");
     let listed: Value = serde_json::from_str(&listed).unwrap();
     for path in ["/v1/models/a%2Fb%20c", "/v1/models/a/b%20c"] {
         let (head, one) = get(path);

@@ -3,10 +3,9 @@
     pip install transformers jinja2
     python make_golden.py
 
-The templates are Qwen2.5's, Qwen3's and Mistral Nemo's,
-under Apache 2.0, from https://huggingface.co: Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen3-0.6B and
-mistralai/Mistral-Nemo-Instruct-2407. Others, such as Llama 3.1's with its own licence, are compared
-with what the program renders by
+The templates are those of Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen3-0.6B and
+mistralai/Mistral-Nemo-Instruct-2407 on https://huggingface.co under Apache 2.0. Others, such as
+Llama 3.1's with a licence of its own, are compared with what the program renders of them by
 
     python make_golden.py --program PATH/leasehold-serve TEMPLATE.jinja ...
 """
