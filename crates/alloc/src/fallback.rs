@@ -5,9 +5,9 @@
 //! configured) memory that the stream can be made to wait for · 4 [grow](crate::growth), moving
 //! free granules first as the policy says, then with idle memory of growing blocks · 5 let the
 //! stream wait for other streams' memory · 6 flush all thread caches · 7 move free granules
-//! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices, if there is
-//! enough, and for a [limited time](leasehold_core::TimelineSource::patience) · 10 wait for another
-//! thread's free · 11 `OutOfMemory` with the trail.
+//! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices, if there
+//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 wait for
+//! another thread's free · 11 `OutOfMemory` with the trail.
 //!
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
 //! are released and it tries again. This one asks for waits before it gives up, and knows what each

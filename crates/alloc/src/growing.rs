@@ -36,8 +36,8 @@ impl Allocator {
     }
 
     /// `count` growing blocks of `most` bytes each, rounded up to granules, side by side: a block
-    /// begins where the one before it ends. Each grows by itself. No handle leads to them: work uses
-    /// the memory by an [import](Self::import_growing), whose record knows all uses.
+    /// begins where the one before it ends. Each grows by itself. No handle leads to them: work
+    /// uses the memory by an [import](Self::import_growing), whose record knows all uses.
     ///
     /// # Errors
     /// As [`growing`](Self::growing); `InvalidArgument` for no block, and for more than there are

@@ -28,8 +28,8 @@ pub enum Protection {
 }
 
 impl Inner {
-    /// Somebody else's memory as a buffer, by a first lease of this kind: `bytes` at `addr`, spanned
-    /// by the object `native`.
+    /// Somebody else's memory as a buffer, by a first lease of this kind: `bytes` at `addr`,
+    /// spanned by the object `native`.
     ///
     /// # Errors
     /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.

@@ -12,8 +12,9 @@
 //!   generation matches, `strong > 0`, findable, neither unique nor frozen.
 //! - a unique lease. Operations: plain stores. Condition: the unique bit is set: CASes of handles
 //!   fail, no other lease exists.
-//! - leases from [`UniqueLease::share_unlisted`], and an owner's. Operations: those of leases. Condition: `strong`
-//!   counts them, and the unique bit stays set for the rest of the generation.
+//! - leases from [`UniqueLease::share_unlisted`], or of an owner that asks for such. Operations:
+//!   those of leases. Condition: `strong` counts them, and the unique bit stays set for the rest
+//!   of the generation.
 //! - a shutdown. Operations: CAS that sets `frozen`. Condition: `strong` is 1 and that one is the
 //!   manager's own.
 //!

@@ -3,6 +3,7 @@
 use crate::between::World;
 use crate::common::*;
 use leasehold::backend::sync::Mutex;
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::growing::{Growing, GrowingParts};
 use leasehold::suspend::{Contents, SuspendablePool};
 use leasehold::{
@@ -10,7 +11,6 @@ use leasehold::{
     View, ops,
 };
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The leases that the test shows for ever stay in statics, where a leak detector finds them.
