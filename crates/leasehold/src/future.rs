@@ -3,8 +3,9 @@
 //! A future needs no executor of its own and no thread that polls: a host call of the stream, or
 //! the host timeline's signal, wakes it, once what it waits for is over. It says the cause if that
 //! failed, also if the stream or the device ends first. A waker is called where
-//! [`Stream::on_complete`] calls: mostly on the thread that runs the stream's host calls. That of a host timeline's value is called by who signals or
-//! drops it. A waker that panics harms nobody else, and that of a dropped future is not called.
+//! [`Stream::on_complete`] calls: mostly on the thread that runs the stream's host calls. That of
+//! a host timeline's value is called by who signals or drops it. A waker that panics harms nobody
+//! else, and that of a dropped future is not called.
 //!
 //! Dropping a future gives up the wait alone: the work goes on, and keeps the memory that it uses.
 
