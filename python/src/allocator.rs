@@ -188,8 +188,8 @@ impl AllocatorObject {
         buffer::empty(&self.0, shape, dtype)
     }
 
-    /// A new buffer of zeros. A number without a type is a size in bytes: `zeros(4096)` has the type
-    /// `uint8`. Any other shape needs a type.
+    /// A new buffer of zeros. A number without a type is a size in bytes: `zeros(4096)` has the
+    /// type `uint8`. Any other shape needs a type.
     #[pyo3(signature = (shape, dtype=None))]
     fn zeros<'py>(
         &self,

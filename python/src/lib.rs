@@ -8,8 +8,8 @@
 //! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
 //! DLPack. `copies` copies between all of them, by `grid` where elements have gaps.
 //!
-//! `stream`, `event`, `kernel` and `graph` are the runtime, and `recorded` what a recording was given;
-//! `operators` and `model` are above it.
+//! `stream`, `event`, `kernel` and `graph` are the runtime; `operators` and `model` are above it.
+//! `recorded` is what a recording was given.
 //! `download` is a copy to the host that is awaited. `callbacks` calls Python on the runtime's
 //! threads.
 //!

@@ -1,8 +1,8 @@
 //! The memory of buffers: who keeps it, who uses it outside, and when it goes.
 //!
-//! A block keeps the memory; buffers, exports and operations under way share the block. What streams
-//! use is an import of the memory, and the import keeps the memory too: a graph holds imports. So
-//! memory goes with the last of them, in whatever order they end.
+//! A block keeps the memory; buffers, exports and operations under way share the block. Streams use
+//! an import of the memory, which keeps the memory too: graphs hold imports. So memory goes with
+//! the last of them, in whatever order they end.
 //!
 //! # Host memory
 //! Host memory is touched by a thread that is attached to the interpreter, by exports, and by

@@ -14,7 +14,7 @@ thread_local! {
     static BEGUN: RefCell<Vec<Weak<Recorded>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The memory that a recording was given. The recording itself keeps the memory, and its graph does.
+/// The memory that a recording was given. The recording itself keeps it, and its graph does.
 pub(crate) struct Recorded(Mutex<Vec<Arc<Block>>>);
 
 impl Recorded {

@@ -187,8 +187,8 @@ impl StreamObject {
         result
     }
 
-    /// Gives a recording another phase. The former one ends without the interpreter's lock: what was
-    /// recorded may be anybody's.
+    /// Gives a recording another phase. The former one ends without the interpreter's lock: what
+    /// was recorded may be anybody's.
     fn go_on(py: Python<'_>, recording: &Recording, phase: Phase) {
         let former = std::mem::replace(&mut *recording.phase.lock(), phase);
         py.detach(|| drop(former));

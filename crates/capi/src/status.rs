@@ -93,8 +93,14 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Keeps the text of a failure, in words of C, and gives its status.
 pub(crate) fn kept(error: &Error) -> c_int {
-    let text = error.to_string();
-    keep(NAMES.iter().fold(text, |text, (rust, c)| text.replace(rust, c)));
+    let mut text = error.to_string();
+    for (rust, c) in NAMES {
+        // The host may have no memory for another copy.
+        if text.contains(rust) {
+            text = text.replace(rust, c);
+        }
+    }
+    keep(text);
     code(error)
 }
 

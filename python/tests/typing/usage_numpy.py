@@ -47,7 +47,8 @@ def wrong(device: leasehold.Device) -> None:
     device.zeros(3).copy_from(3)  # type: ignore[arg-type]
     device.zeros(3).copy_to(object())  # type: ignore[arg-type]
     device.zeros(3).fill("1")  # type: ignore[arg-type]
-    device.zeros("3")  # type: ignore[arg-type]
+    device.zeros("3")  # type: ignore[call-overload]
+    device.zeros((2, 3))  # type: ignore[call-overload]
     leasehold.Allocator(device, budget=1.5)  # type: ignore[arg-type]
 
 
