@@ -183,14 +183,17 @@ def program(path: pathlib.Path, folder: pathlib.Path) -> None:
 def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
     """The top of the page about the memory of a recorded training."""
     page, picture = folder / "memory.html", folder / "report.png"
-    subprocess.run([leasehold, "replay", str(TRACE), "--report", str(page)], check=True, capture_output=True)
+    # The page's heading shows the command, which has no path of this machine.
+    shutil.copy(TRACE, folder)
+    command = [os.path.abspath(leasehold), "replay", TRACE.name, "--report", page.name]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         print("report.png: left as it is, no chromium")
         return
     # The budget of virtual time lets the page be drawn to its foot.
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000", f"--user-data-dir={folder}/profile"]
-    subprocess.run([browser, *options, "--window-size=1180,900", f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True)
+    subprocess.run([browser, *options, "--window-size=1200,770", f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True)
     shutil.copyfile(picture, path)
     print(f"{path.name}: {path.stat().st_size} bytes")
 

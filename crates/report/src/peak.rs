@@ -88,7 +88,7 @@ pub(crate) struct Equal {
     pub(crate) first: Holder,
 }
 
-/// The holders by equal ones, in the order of the first of each.
+/// The holders by equal ones, those with the most bytes first.
 pub(crate) fn equal(holders: &[Holder]) -> Vec<Equal> {
     let mut places = HashMap::new();
     let mut all: Vec<Equal> = Vec::new();
@@ -103,6 +103,7 @@ pub(crate) fn equal(holders: &[Holder]) -> Vec<Equal> {
             None => all.push(Equal { count: 1, first: *h }),
         }
     }
+    all.sort_by_key(|e| std::cmp::Reverse(e.first.bytes.saturating_mul(e.count)));
     all
 }
 
