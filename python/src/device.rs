@@ -272,7 +272,7 @@ impl State {
             return if self.is_quiet() { Ok(()) } else { self.runtime.synchronize() };
         }
         let own = self.runtime.synchronize();
-        self.externals()?.whole()?.synchronize_context()?;
+        self.whole()?.synchronize_context()?;
         own
     }
 

@@ -616,8 +616,8 @@ impl Externals {
         }
     }
 
-    /// As [`External::wait_context`]. Events tell when streams are over. The whole context is waited
-    /// for if a stream can have no event and none is in capture.
+    /// As [`External::wait_context`]. Events tell when streams are over. The whole context is
+    /// waited for if a stream can have no event and none is in capture.
     fn wait(&self, core: &Core, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         let mut without_event = false;
