@@ -243,7 +243,8 @@ impl Allocator {
     ///
     /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise
     /// the fallback tries: memory that other streams are done with, new memory, memory that a wait
-    /// makes ready, caches above, and only then an error.
+    /// makes ready, caches above, and only then an error. A wait on the host is for what can help,
+    /// and has a [limit](leasehold_core::TimelineSource::patience).
     ///
     /// # Errors
     /// `InvalidArgument` for an alignment that is no power of two; `Unsupported` for one above 2

@@ -95,8 +95,9 @@ impl<T: Pod> PinnedArray<T> {
         self.len == 0
     }
 
-    /// Blocks until everything that was submitted with the memory is over, and lends the values to
-    /// the host. Work that is submitted after the loan sees what the host wrote.
+    /// Blocks until everything that was submitted with the memory is over, without a limit of time,
+    /// and lends the values to the host. Work that is submitted after the loan sees what the host
+    /// wrote.
     ///
     /// # Errors
     /// `Occupied` while somebody else holds a lease of the buffer: a clone that was made through a

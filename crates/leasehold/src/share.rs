@@ -120,7 +120,7 @@ impl ShareablePool {
     }
 
     /// `bytes` of the pool's memory, aligned to 256: a buffer of the runtime. Its contents are not
-    /// specified. Blocks on the driver when the pool must grow.
+    /// specified. Blocks as [`Runtime::alloc`].
     ///
     /// # Errors
     /// `OutOfMemory` with a report; `OverBudget`.

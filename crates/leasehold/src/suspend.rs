@@ -213,8 +213,8 @@ impl SuspendablePool {
     }
 
     /// `bytes` of the pool's memory, aligned to 256: a buffer of the runtime. No stream has used
-    /// the memory that is not over with it. Its contents are not specified. Blocks on the driver
-    /// when the pool must grow, and while a suspension or a resumption goes on.
+    /// the memory that is not over with it. Its contents are not specified. Blocks while a
+    /// suspension or a resumption goes on, and as [`Runtime::alloc`].
     ///
     /// # Errors
     /// `Suspended` while the pool is suspended; `OutOfMemory` with a report; `OverBudget`.
@@ -334,9 +334,9 @@ impl SuspendablePool {
     /// that went.
     ///
     /// Refuses further work with the pool's buffers at once, then blocks until the work that was
-    /// submitted before is over, until the contents are copied, and on the driver. Work of other
-    /// threads is refused, not lost. The first suspension pins host memory for the contents, which
-    /// the runtime's pinned pool then has for the next one.
+    /// submitted before is over, without a limit of time, until the contents are copied, and on the
+    /// driver. Work of other threads is refused, not lost. The first suspension pins host memory
+    /// for the contents, which the runtime's pinned pool then has for the next one.
     ///
     /// # Errors
     /// `InvalidState` if it is suspended already, and while a buffer of the pool cannot be locked:

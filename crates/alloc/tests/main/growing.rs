@@ -9,7 +9,7 @@ use leasehold_alloc::{
 };
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::sync::Mutex;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{BufferHandle, Error, Lease, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -720,4 +720,24 @@ fn every_driver_call_of_a_fork_may_fail_and_changes_nothing() {
         }
     }
     assert_eq!(failed, 16, "two of them at each map and each unmap, and at the one enable");
+}
+
+#[test]
+fn no_handle_leads_to_a_part_nor_to_an_unlisted_import() {
+    let b = Bench::new(1 << 30);
+    // Rows that were asked for a handle say the next one unasked.
+    let asked: Vec<_> = (0..8).map(|_| b.take(0)).collect();
+    let handles: Vec<_> = asked.iter().map(|buffer| buffer.handle()).collect();
+    drop(asked);
+    let parts = b.allocator.growing_parts(4, MIB).expect("addresses");
+    // SAFETY: nobody uses the memory behind a fake backing.
+    let import = unsafe { b.allocator.import_unlisted(4096, 64, 0, Box::new(())) }.expect("a row");
+    let read_only = b.allocator.alloc_read_only(Layout::new(64), On::new(&b.stream)).expect("64");
+    assert!(b.allocator.lease(read_only.handle()).is_ok_and(|found| found.is_read_only()));
+    let next = |handle: &BufferHandle| BufferHandle::from_bits(handle.to_bits().get() + (1 << 32));
+    let told = parts.iter().chain([&import]).map(|own| own.handle());
+    for handle in handles.iter().filter_map(next).chain(told) {
+        let found = b.allocator.lease(handle);
+        assert!(found.as_ref().map_or(true, |found| found.same(&read_only)), "{found:?}");
+    }
 }

@@ -81,7 +81,10 @@ fn only_clones_lead_to_what_was_shared_unlisted() {
         // The last one alone may have it listed again.
         let listed = clone.try_unique().expect("the only one").share();
         assert!(pool.lease(handle).unwrap().same(&listed));
-        drop(listed.try_unique().expect("the only one").share_unlisted());
+        assert_eq!(kind(listed.clone().unlisted()), "Occupied", "somebody else has it too");
+        let unlisted = listed.unlisted().unwrap();
+        assert_eq!(kind(pool.lease(handle)), "Occupied");
+        drop(unlisted);
         assert_eq!(
             (kind(pool.lease(handle)), kind(weak.try_upgrade())),
             ("StaleHandle", "StaleHandle")
