@@ -229,18 +229,14 @@ impl fmt::Display for Mismatch {
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// Bytes of a TiB.
-const TIB: u64 = 1 << 40;
-
-/// A number that may be one of bytes: from a MiB on in MiB, from a TiB on in TiB.
+/// A number that may be one of bytes: from a MiB on in MiB.
 struct Count(u64);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0..MIB => write!(f, "{}", self.0),
-            n @ MIB..TIB => write!(f, "{:.1} MiB", n as f64 / MIB as f64),
-            n => write!(f, "{:.1} TiB", n as f64 / TIB as f64),
+            n => write!(f, "{:.1} MiB", n as f64 / MIB as f64),
         }
     }
 }
@@ -503,8 +499,6 @@ impl Error {
     /// use leasehold_core::{Budgeted, Error, OutOfMemory};
     /// let error = Error::from(OutOfMemory::new("cpu:0", 3 << 20));
     /// assert!(error.is_out_of_memory() && error.to_string().contains("3.0 MiB requested"));
-    /// let error = Error::from(OutOfMemory::new("cpu:0", 1 << 50));
-    /// assert!(error.to_string().contains("1024.0 TiB requested"));
     /// let unit = Budgeted::Streams;
     /// let streams = Error::OverBudget { unit, requested: 1, used: 256, limit: 256 };
     /// assert!(!streams.is_out_of_memory());
