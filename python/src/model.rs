@@ -39,16 +39,6 @@ struct Loaded {
 
 impl Loaded {
     fn read(device: &Arc<State>, dir: &Path, activations: DType) -> Result<Self> {
-        if !dir.is_dir() {
-            return Err(Error::Unavailable(
-                format!(
-                    "{} is no directory here, with config.json and its like; nothing is downloaded: \
-                     download the model first, and give the directory",
-                    dir.display()
-                )
-                .into(),
-            ));
-        }
         let config = Config::from_dir(dir)?;
         let generation = GenerationConfig::from_dir(dir)?;
         let tokenizer = Tokenizer::from_dir(dir)?;

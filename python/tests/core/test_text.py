@@ -99,12 +99,11 @@ class Texts(unittest.TestCase):
             (refused, "stop string", lambda: leasehold.generate(self.model, "a", stop="")),
             (refused, "generation_config", lambda: leasehold.generate(self.model, "a", defaults=True)),
             (refused, "list of texts", lambda: leasehold.generate(self.model, [1])),  # type: ignore[list-item]
+            (refused, "list of texts", lambda: leasehold.generate(self.model, ["a"], stop=5)),  # type: ignore[call-overload]
+            (refused, "not a text", lambda: self.model.decode("12")),  # type: ignore[arg-type]
             (refused, "float32 or bfloat16", lambda: leasehold.Model(TINY, dtype="float16")),
             (refused, "path", lambda: leasehold.Model(5)),  # type: ignore[arg-type]
             (leasehold.UnavailableError, "config.json", lambda: leasehold.generate("no-such-model", "a")),
-            (leasehold.UnavailableError, "nothing is downloaded", lambda: leasehold.Model("meta-llama/Llama-3.2-1B")),
-            (refused, "list of texts", lambda: leasehold.generate(self.model, ["a"], stop=5)),  # type: ignore[call-overload]
-            (refused, "not a text", lambda: self.model.decode("12")),  # type: ignore[arg-type]
             (TypeError, "no option", lambda: leasehold.stream_text(self.model, "a", token=1)),
             # At once, not with the first piece.
             (refused, "top_p", lambda: leasehold.stream_text(self.model, "a", top_p=2.0)),
