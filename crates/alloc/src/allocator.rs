@@ -292,8 +292,30 @@ impl Allocator {
         protection: Protection,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
+        let first = Inner::first_lease;
         // SAFETY: the caller's promise is this one.
-        unsafe { self.inner().import((addr, native), bytes, protection, keep) }
+        unsafe { self.inner().import((addr, native), bytes, protection, keep, first) }
+    }
+
+    /// As [`import`](Self::import), to be read and written, but no handle leads to the buffer: only
+    /// clones of the lease. For memory that a library uses under another buffer's record.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    ///
+    /// # Safety
+    /// - As [`import`](Self::import).
+    pub unsafe fn import_unlisted(
+        &self,
+        addr: u64,
+        bytes: u64,
+        native: u64,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Result<Lease<Buffer>> {
+        let (place, both, unlisted) =
+            ((addr, native), Protection::ReadWrite, Inner::unlisted_lease);
+        // SAFETY: the caller's promise is this one.
+        unsafe { self.inner().import(place, bytes, both, keep, unlisted) }
     }
 
     /// A lease by handle: checks generation and count in one step.

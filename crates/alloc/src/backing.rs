@@ -30,7 +30,7 @@ pub struct BackingCaps {
     /// multiples. 2 MiB on CUDA.
     pub granule: u64,
     /// Physical memory in bytes, as far as known: sets how many addresses are reserved (four times
-    /// as many).
+    /// as many). With `vmm`, a larger request fails at once.
     pub physical: u64,
     /// `reserve` works.
     pub reserve: bool,

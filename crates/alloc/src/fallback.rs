@@ -5,8 +5,9 @@
 //! configured) memory that the stream can be made to wait for · 4 [grow](crate::growth), moving
 //! free granules first as the policy says, then with idle memory of growing blocks · 5 let the
 //! stream wait for other streams' memory · 6 flush all thread caches · 7 move free granules
-//! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait
-//! for another thread's free · 11 `OutOfMemory` with the trail.
+//! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices, if there
+//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 wait for
+//! another thread's free · 11 `OutOfMemory` with the trail.
 //!
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
 //! are released and it tries again. This one asks for waits before it gives up, and knows what each
@@ -43,6 +44,9 @@ impl Inner {
             Err(e.clone())
         } else if layout.size > self.budget.limit() {
             Err(self.over_budget(layout.size))
+        } else if self.caps.vmm && layout.size > self.caps.physical {
+            // Such a driver gives no more than it has.
+            Ok(None)
         } else {
             self.attempts(need, layout, on, &mut trail)
         };
@@ -102,8 +106,11 @@ impl Inner {
             return Ok(Some(block));
         }
         // 9
-        let mut waits = 0;
-        while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
+        let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.patience()));
+        while waits < MOST_WAITS
+            && self.may_fit(layout.size)
+            && self.wait_for_memory(need, on, deadline, trail)?
+        {
             waits += 1;
             self.sweep_retired();
             self.give_back_idle(layout.size);
@@ -229,9 +236,25 @@ impl Inner {
         freed
     }
 
+    /// Whether so many bytes would fit if all work were over: no lease holds them, and budget and
+    /// device have as many.
+    fn may_fit(&self, bytes: u64) -> bool {
+        let taken = self.budget.committed();
+        let room = self.budget.room().min(self.caps.physical.saturating_sub(taken));
+        // What growing blocks share is counted with each of them.
+        let shared = self.core.lock().store.heap.res.shared;
+        bytes <= (taken + room).saturating_sub(self.live_bytes().saturating_sub(shared))
+    }
+
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait
-    /// for.
-    fn wait_for_memory(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Result<bool> {
+    /// for, or it does not come in time.
+    fn wait_for_memory(
+        &self,
+        need: Need,
+        on: On<'_>,
+        deadline: Option<Instant>,
+        trail: &mut Trail,
+    ) -> Result<bool> {
         let timepoint = {
             let core = self.core.lock();
             let mut more = Vec::new();
@@ -242,7 +265,8 @@ impl Inner {
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
         let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return Ok(false) };
-        match self.wait_point(point, on, None) {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        match self.wait_point(point, on, left) {
             Ok(()) => Ok(PackedTimepoint::from(point).has_passed()),
             Err(e) => {
                 trail.note(format_args!("waiting for {point:?}: {e}"));

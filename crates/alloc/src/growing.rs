@@ -7,7 +7,7 @@
 
 use crate::allocator::Allocator;
 use crate::backing::Chunk;
-use crate::buffer::{Buffer, GROWING};
+use crate::buffer::{Buffer, GROWING, Row};
 use crate::host;
 use crate::imports::Protection;
 use crate::layout::Layout;
@@ -36,7 +36,8 @@ impl Allocator {
     }
 
     /// `count` growing blocks of `most` bytes each, rounded up to granules, side by side: a block
-    /// begins where the one before it ends. Each grows by itself.
+    /// begins where the one before it ends. Each grows by itself. No handle leads to them: work
+    /// uses the memory by an [import](Self::import_growing), whose record knows all uses.
     ///
     /// # Errors
     /// As [`growing`](Self::growing); `InvalidArgument` for no block, and for more than there are
@@ -125,8 +126,9 @@ impl Allocator {
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
         let place = (block.addr(), block.native());
+        let first = Inner::first_lease;
         // SAFETY: no byte, so nothing that anybody might use.
-        let buffer = unsafe { self.inner().import(place, 0, Protection::ReadWrite, keep) }?;
+        let buffer = unsafe { self.inner().import(place, 0, Protection::ReadWrite, keep, first) }?;
         buffer.set_growing();
         Ok(buffer)
     }
@@ -148,16 +150,17 @@ impl Allocator {
     /// ([`Buffer::is_read_only`]). Who made it may have it written.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc).
+    /// As [`alloc_unique`](Self::alloc_unique).
     pub fn alloc_read_only(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let buffer = self.alloc(layout, on)?;
+        // Nobody finds it by a handle before.
+        let buffer = self.alloc_unique(layout, on)?;
         buffer.set_read_only(true);
-        Ok(buffer)
+        Ok(buffer.share())
     }
 
     /// The place of a growing block in the table.
     pub(crate) fn growing_at(&self, block: &Lease<Buffer>) -> Result<usize> {
-        let row = block.handle().index();
+        let row = block.header().index();
         if self.owns(block)
             && block.is_growing()
             && let Some(Some(Keep::Growing(at))) = self.inner().core.lock().keeps.get(row as usize)
@@ -178,7 +181,7 @@ impl Inner {
         self.sweep_retired();
         self.trim_idle();
         if let Some(at) = self.adopt(bytes) {
-            return self.issue_growing(at);
+            return self.issue_growing(at, Self::first_lease);
         }
         let vmm = self.caps.vmm && self.caps.reserve;
         let (base, chunk) = if vmm {
@@ -195,7 +198,7 @@ impl Inner {
         };
         let at = self.add_range((base, bytes), (base, bytes), chunk);
         let at = at.inspect_err(|_| _ = self.release_range(base, bytes, chunk))?;
-        self.issue_growing(at)
+        self.issue_growing(at, Self::first_lease)
     }
 
     fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
@@ -221,7 +224,7 @@ impl Inner {
                     self.release_range(base, all, None);
                 }
             };
-            parts.push(self.issue_growing(at.inspect_err(first)?)?);
+            parts.push(self.issue_growing(at.inspect_err(first)?, Self::unlisted_lease)?);
         }
         Ok(parts)
     }
@@ -285,7 +288,11 @@ impl Inner {
     }
 
     /// The lease of a block that is held from now on; without one it is parked.
-    fn issue_growing(&self, at: usize) -> Result<Lease<Buffer>> {
+    fn issue_growing(
+        &self,
+        at: usize,
+        lease: impl FnOnce(&Self, &Row) -> Lease<Buffer>,
+    ) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let made = self.table.take(&mut core.vacant, self.owner_ptr()).and_then(|row| {
             let room = core.room_to_keep(row.header.index());
@@ -300,7 +307,7 @@ impl Inner {
         row.buffer.describe((base, native), 0, None, flags, PackedTimepoint::NEVER);
         row.buffer.set_shared(0);
         core.allocations += 1;
-        Ok(self.first_lease(row))
+        Ok(lease(self, row))
     }
 
     /// Lengthens a block by what is mapped there. `false`: not so much is.

@@ -151,7 +151,7 @@ impl Inner {
         match result {
             Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
-                trail.note(format_args!("the driver: {e}"));
+                trail.driver(&e);
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -242,7 +242,7 @@ impl Inner {
                     if matches!(e, Error::DeviceLost { .. }) {
                         return Err(e);
                     }
-                    trail.note(format_args!("the driver: {e}"));
+                    trail.driver(&e);
                 }
             }
         }

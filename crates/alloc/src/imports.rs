@@ -28,7 +28,8 @@ pub enum Protection {
 }
 
 impl Inner {
-    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the object `native`.
+    /// Somebody else's memory as a buffer, by a first lease of this kind: `bytes` at `addr`,
+    /// spanned by the object `native`.
     ///
     /// # Errors
     /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
@@ -41,6 +42,7 @@ impl Inner {
         bytes: u64,
         protection: Protection,
         keep: Box<dyn Any + Send + Sync>,
+        lease: impl FnOnce(&Self, &Row) -> Lease<Buffer>,
     ) -> Result<Lease<Buffer>> {
         if addr.checked_add(bytes).is_none() {
             return Err(Error::invalid(format!("import of {bytes} bytes at {addr:#x} wraps")));
@@ -59,7 +61,7 @@ impl Inner {
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
         let flags = IMPORTED | protected | kind_bits(self.config.host_kind);
         row.buffer.describe((addr, native), bytes, None, flags, PackedTimepoint::NEVER);
-        Ok(self.first_lease(row))
+        Ok(lease(self, row))
     }
 
     #[cold]

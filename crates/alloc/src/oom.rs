@@ -26,6 +26,13 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
+    /// Notes what the driver said last.
+    pub(crate) fn driver(&mut self, said: &Error) {
+        const DRIVER: &str = "the driver: ";
+        self.notes.retain(|note| !note.starts_with(DRIVER));
+        self.note(format_args!("{DRIVER}{said}"));
+    }
+
     pub(crate) fn note(&mut self, what: fmt::Arguments<'_>) {
         if self.notes.len() < 16
             && let Some(text) = host::text(what)
@@ -62,7 +69,7 @@ impl Inner {
             );
         }
         let mut report = OutOfMemory::new(self.site(), layout.size);
-        host::note(&mut report.notes, format_args!("larger than any device's memory"));
+        host::push(&mut report.notes, "larger than any device's memory: ask for less".into());
         report.into()
     }
 
@@ -142,6 +149,10 @@ impl Inner {
                 notes,
                 format_args!("the budget allows no more: raise it, or free something"),
             );
+        } else {
+            let cure = "the device has no more: free something, ask for less, or end other \
+                        programs that use it";
+            host::push(notes, cure.into());
         }
         let executables = self.counters.in_executables.load(Ordering::Relaxed);
         if executables > 0 {

@@ -34,6 +34,13 @@ impl Inner {
         unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
     }
 
+    /// As [`first_lease`](Self::first_lease), but no handle ever leads to the row's buffer.
+    pub(crate) fn unlisted_lease(&self, row: &Row) -> Lease<Buffer> {
+        row.header.set_live_quietly(true);
+        // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
+        unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
+    }
+
     /// The core. A thread that finds its lock taken notes that for its shard.
     #[inline(always)]
     pub(crate) fn lock_core(&self) -> MutexGuard<'_, Core> {

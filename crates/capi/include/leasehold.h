@@ -14,7 +14,8 @@
  *  - Any thread may call any function at any time; not from signal handlers, and not from functions that the driver calls on a stream.
  *    The text of the last error belongs to the thread.
  *  - leasehold_malloc of memory that is there, leasehold_free and leasehold_record_stream do not block. Other functions may block on the
- *    driver; leasehold_malloc does when it needs new memory.
+ *    driver; leasehold_malloc does when it needs new memory. If there is none, it waits for work that still uses free memory, 30 seconds at
+ *    most, and at last for all work of the device's streams. A request for more than the device has fails at once.
  *  - A device or a pool may be closed while other threads use it: either the closing call or the other one fails. A block that was given
  *    has memory until it is freed.
  *  - In a child of fork() whose parent opened a device every function with a status is LEASEHOLD_INVALID_STATE, on CPU devices too: the child

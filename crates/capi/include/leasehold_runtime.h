@@ -14,6 +14,7 @@
  *    uses of its operands, whatever stream they were on. Nothing else need be said.
  *  - No function waits for the device, unless its name has synchronize, wait_all, wait_any, blocking or close. A function that submits work
  *    pauses while about 8,192 operations of the stream are pending; after 30 seconds in which none of them ends it is LEASEHOLD_TIMEOUT.
+ *    An allocation that finds no memory waits for work that still uses free memory, 30 seconds at most, and only if that memory is enough.
  *  - A time limit is in nanoseconds. 0 polls, and LEASEHOLD_FOREVER is none.
  *  - Work that failed poisons its stream: from then on each call there is that failure. Take another stream to go on. Buffers that the work
  *    wrote hand the failure on, until they are overwritten as a whole.
@@ -164,7 +165,8 @@ int leasehold_stream_on_complete(leasehold_stream stream, void (*call)(void *con
 
 /* Allocates device memory, aligned to 256 at least, for first use on a stream; another stream's first use waits for what the memory was used
  * for before. The contents are unspecified. 0 bytes give an empty buffer. On a stream of a recording it is a temporary of the graph, which has
- * no address before the recording ends. LEASEHOLD_OUT_OF_MEMORY with a report. */
+ * no address before the recording ends. LEASEHOLD_OUT_OF_MEMORY with a report, for more than the device has at once. May wait for other
+ * work, 30 seconds at most, where nothing else makes the request fit: see Order. */
 int leasehold_buffer_alloc(leasehold_stream stream, uint64_t bytes, leasehold_buffer *buffer);
 
 /* Allocates host memory for fast copies, pinned where the device can; the address is the host's. Not in a recording. */

@@ -16,6 +16,10 @@ use leasehold_core::sync::{Arc, Mutex, RwLock};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// How long an allocation waits for all work of the streams, before it fails.
+const MOST_WAIT: Duration = Duration::from_secs(30);
 
 /// The devices and pools that are open.
 pub(crate) static DEVICES: Registry<Device> = Registry::new(0xd, "device");
@@ -250,8 +254,12 @@ impl Device {
         // SAFETY: the caller vouches for the handle.
         let home = unsafe { self.source(stream) }?;
         let pool = pool.cloned().unwrap_or_else(|| self.route(stream));
+        // 0: not known.
+        let total = self.runtime.info().memory.total;
         let lease = match pool.alloc(bytes, home.on()) {
-            Err(Error::OutOfMemory(_)) => self.pressed(&pool, || pool.alloc(bytes, home.on())),
+            Err(Error::OutOfMemory(_)) if bytes <= total || total == 0 => {
+                self.pressed(&pool, || pool.alloc(bytes, home.on()))
+            }
             other => other,
         };
         let lease = lease.inspect_err(|_| {
@@ -273,8 +281,10 @@ impl Device {
             Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
             other => return other,
         }
-        // In a capture nothing may wait. The report comes from the last attempt.
-        if let Err(e @ Error::DeviceLost { .. }) = self.sources.synchronize(&self.runtime) {
+        // In a capture nothing may wait, and the caller itself may be who lets a stream go on. The
+        // report comes from the last attempt.
+        let waited = self.sources.synchronize(&self.runtime, Some(MOST_WAIT));
+        if let Err(e @ Error::DeviceLost { .. }) = waited {
             return Err(e);
         }
         self.trim_others(pool)?;

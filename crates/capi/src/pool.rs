@@ -207,7 +207,7 @@ impl Pool {
         if memory.is_suspended() {
             return Err(Error::state(format!("pool {} is suspended already", self.name)));
         }
-        sources.synchronize(runtime)?;
+        sources.synchronize(runtime, None)?;
         if self.movable {
             // Free memory has no contents to keep.
             self.allocator.trim(0)?;

@@ -120,11 +120,12 @@ impl Sources {
         }
     }
 
-    /// Blocks until all work of the device's streams is over.
-    pub(crate) fn synchronize(&self, runtime: &Runtime) -> Result<()> {
+    /// Blocks until all work of the device's streams is over. The limit is for a device whose
+    /// streams are the runtime's alone: a driver's context has none.
+    pub(crate) fn synchronize(&self, runtime: &Runtime, limit: Option<Duration>) -> Result<()> {
         match (&self.host, cuda::device_state(runtime)) {
             (None, Some(device)) => device.primary().externals().synchronize(),
-            _ => runtime.synchronize(),
+            _ => limit.map_or_else(|| runtime.synchronize(), |t| runtime.synchronize_timeout(t)),
         }
     }
 

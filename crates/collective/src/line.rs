@@ -29,7 +29,7 @@ pub(crate) struct Line {
 impl Line {
     /// A line of its own.
     pub(crate) fn new(runtime: &Runtime) -> Result<Arc<Self>> {
-        let buffer = runtime.alloc(BYTES)?;
+        let buffer = runtime.alloc(BYTES)?.unlisted()?;
         buffer.set_name("collective line");
         Ok(Arc::new(Self { buffer, runtime: runtime.clone() }))
     }

@@ -229,15 +229,34 @@ impl fmt::Display for Mismatch {
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// A number that may be one of bytes: from a MiB on in MiB.
+/// A number of bytes, which prints with a unit up to EiB.
+///
+/// ```
+/// use leasehold_core::Size;
+/// let texts = [1000, 1 << 20, 1 << 40, u64::MAX].map(|n| Size(n).to_string());
+/// assert_eq!(texts, ["1000 bytes", "1.0 MiB", "1.00 TiB", "16.00 EiB"]);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let Self(n) = *self;
+        let Some(unit) = (n.max(1).ilog2() / 10).checked_sub(1) else {
+            return write!(f, "{n} bytes");
+        };
+        let value = n as f64 / (1u64 << (10 * (unit + 1))) as f64;
+        write!(f, "{value:.*} {}", if unit < 2 { 1 } else { 2 }, UNITS[unit as usize])
+    }
+}
+
+/// A number that may be one of bytes: from a MiB on as a [`Size`].
 struct Count(u64);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0..MIB => write!(f, "{}", self.0),
-            n => write!(f, "{:.1} MiB", n as f64 / MIB as f64),
-        }
+        if self.0 < MIB { write!(f, "{}", self.0) } else { Size(self.0).fmt(f) }
     }
 }
 
@@ -256,7 +275,7 @@ pub enum Budgeted {
 }
 
 impl Budgeted {
-    /// So many of them: bytes from a MiB on in MiB.
+    /// So many of them: bytes from a MiB on as a [`Size`].
     fn count(self, n: u64) -> String {
         match self {
             Self::Bytes | Self::Executables if n >= MIB => Count(n).to_string(),

@@ -12,8 +12,9 @@
 //!   generation matches, `strong > 0`, findable, neither unique nor frozen.
 //! - a unique lease. Operations: plain stores. Condition: the unique bit is set: CASes of handles
 //!   fail, no other lease exists.
-//! - leases from [`UniqueLease::share_unlisted`]. Operations: those of leases. Condition: `strong`
-//!   counts them, and the unique bit stays set for the rest of the generation.
+//! - leases from [`UniqueLease::share_unlisted`], or of an owner that asks for such. Operations:
+//!   those of leases. Condition: `strong` counts them, and the unique bit stays set for the rest
+//!   of the generation.
 //! - a shutdown. Operations: CAS that sets `frozen`. Condition: `strong` is 1 and that one is the
 //!   manager's own.
 //!
@@ -509,6 +510,18 @@ impl<T: 'static> Lease<T> {
         }
         let this = ManuallyDrop::new(self);
         Ok(UniqueLease { hdr: this.hdr, val: this.val, _t: PhantomData })
+    }
+
+    /// This lease, but from now on no handle and no weak lease finds the resource, as after
+    /// [`UniqueLease::share_unlisted`].
+    ///
+    /// # Errors
+    /// `Occupied` if others hold the resource.
+    pub fn unlisted(self) -> Result<Self> {
+        // SAFETY: the owner is alive while we hold a count.
+        let resource = unsafe { (*self.word().owner).ops.name };
+        let unique = self.try_unique().map_err(|_| Error::Occupied { resource })?;
+        Ok(unique.share_unlisted())
     }
 }
 

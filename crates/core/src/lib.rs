@@ -65,7 +65,9 @@ pub mod thread_number;
 pub mod timeline;
 
 pub use copy::copy_bytes;
-pub use error::{Budgeted, Error, Fault, Finding, Foreign, Mismatch, OutOfMemory, Result, Text};
+pub use error::{
+    Budgeted, Error, Fault, Finding, Foreign, Mismatch, OutOfMemory, Result, Size, Text,
+};
 #[cfg(not(loom))]
 pub use fork::ForkGuard;
 pub use handle::{

@@ -239,7 +239,7 @@ impl Stream {
     ) -> Download<T> {
         let submit = || {
             let from = from.try_into().map_err(Into::into)?;
-            let to = self.runtime().alloc_pinned_array(from.len())?;
+            let to = self.runtime().alloc_pinned_array(from.len())?.unlisted()?;
             self.copy_pinned(to.view(), from.view())?;
             Ok((to, self.completion()))
         };

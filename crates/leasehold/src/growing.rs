@@ -470,7 +470,7 @@ fn core_of<'s>(stream: &'s Stream, runtime: &Arc<RuntimeInner>) -> Result<&'s St
 /// Device memory for so many limits, and as many numbers of shared bytes behind them. Users only
 /// read it.
 fn limits(runtime: &Runtime, core: &StreamCore, count: u64) -> Result<Lease<Buffer>> {
-    let on = On { timeline: core.timeline, source: core.raw_source() };
+    let on = On { timeline: core.timeline, source: core.source() };
     runtime.allocator().alloc_read_only(Layout::aligned(2 * WORD * count, MIN_ALIGN), on)
 }
 

@@ -76,6 +76,13 @@ impl Runtime {
 }
 
 impl<T: Pod> PinnedArray<T> {
+    /// The array, to whose buffer no handle leads until the values were lent.
+    #[cfg(feature = "future")]
+    pub(crate) fn unlisted(mut self) -> Result<Self> {
+        self.lease = self.lease.take().map(Lease::unlisted).transpose()?;
+        Ok(self)
+    }
+
     /// How many values.
     #[must_use]
     pub fn len(&self) -> usize {

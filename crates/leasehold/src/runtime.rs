@@ -241,8 +241,11 @@ impl Runtime {
     /// `bytes` of device memory, aligned to 256, for first use on the runtime's
     /// [stream](Self::stream): what another stream does with the memory first waits for its former
     /// uses. Zero bytes give a valid, empty buffer with a null address. In a recording, the buffer
-    /// belongs to it and has no address until it stops. Blocks on the driver only when the pool
-    /// must grow.
+    /// belongs to it and has no address until it stops.
+    ///
+    /// Blocks on the driver only when the pool must grow. If it cannot, waits for work that still
+    /// uses free memory, provided that this memory is enough: for as long as the stream
+    /// [has patience](Stream::set_submit_timeout), 30 seconds at first.
     ///
     /// Memory for another stream is the affair of that stream's runtime:
     ///
@@ -258,8 +261,8 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
-    /// has in all.
+    /// `OutOfMemory` with a report, at once for more bytes than the device has in all;
+    /// `OverBudget`.
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
@@ -346,7 +349,7 @@ impl Runtime {
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
         let core = self.stream.live("host memory cannot be allocated while recording; allocate it before, on the runtime that the recording was begun on")?;
         let pool = self.inner.pinned()?;
-        let on = On { timeline: core.timeline, source: core.raw_source() };
+        let on = On { timeline: core.timeline, source: core.source() };
         let buffer = self.inner.traced_alloc(pool, Layout::new(bytes), on)?;
         if buffer.host_kind() == HostKind::Pageable
             && !self.inner.warned_pageable.swap(true, Ordering::Relaxed)

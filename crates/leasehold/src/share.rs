@@ -138,7 +138,7 @@ impl ShareablePool {
             return runtime.alloc_layout(layout);
         }
         let core = runtime.stream().under();
-        let on = On { timeline: core.timeline, source: core.raw_source() };
+        let on = On { timeline: core.timeline, source: core.source() };
         let block = with_memory(&runtime, || inner.allocator.alloc(layout, on))?;
         let (addr, native) = (block.addr(), block.native());
         let keep = Box::new(block);

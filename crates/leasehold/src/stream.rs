@@ -41,7 +41,7 @@ use crate::view::Operand;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Name, Result, StreamHandle, Timepoint};
+use leasehold_core::{Error, Lease, Name, OutOfMemory, Result, StreamHandle, Timepoint};
 use leasehold_hal::Op;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -228,7 +228,7 @@ impl Stream {
         }
         runtime
             .memory
-            .alloc(layout, On { timeline: self.live.timeline, source: self.live.raw_source() })
+            .alloc(layout, On { timeline: self.live.timeline, source: self.live.source() })
     }
 
     /// An allocation in a recording, of more than the device has, or under a trace.
@@ -236,20 +236,27 @@ impl Stream {
     fn alloc_otherwise(&self, layout: Layout) -> Result<Lease<Buffer>> {
         if let Some(recording) = &self.recording {
             // Here already: when the recording stops, nobody knows any more who asked for it.
-            return self
-                .runtime
-                .too_large(layout.size)
-                .map_or_else(|| recording.alloc(layout), Err);
+            let Some(note) = self.runtime.too_large(layout.size) else {
+                return recording.alloc(layout);
+            };
+            let site = format!("{} memory", self.runtime.id());
+            return Err(OutOfMemory::new(site, layout.size).note(note).into());
         }
-        let on = On { timeline: self.live.timeline, source: self.live.raw_source() };
+        let on = On { timeline: self.live.timeline, source: self.live.source() };
         let result = self.runtime.traced_alloc(&self.runtime.memory, layout, on);
         // Some devices give more than they have. Where one refuses, the size is the reason.
-        result.map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
+        result.map_err(|mut e| {
+            if let Error::OutOfMemory(report) = &mut e {
+                report.notes.extend(self.runtime.too_large(layout.size));
+            }
+            e
+        })
     }
 
     /// Sets how long a submission waits for room while none of the stream's work completes; 30
     /// seconds at first. To the millisecond. A launch of a graph waits as long for room in the
-    /// [graph budget](crate::graph::GraphBudget) while the graphs that have it do not go on.
+    /// [graph budget](crate::graph::GraphBudget) while the graphs that have it do not go on, and an
+    /// [allocation](crate::Runtime::alloc) for work that still uses free memory.
     pub fn set_submit_timeout(&self, timeout: Duration) {
         self.live.set_patience(timeout);
     }

@@ -208,9 +208,7 @@ fn shared_words(runtime: &Runtime, count: u32) -> Result<Lease<Buffer>> {
     if !runtime.raw_device().caps().host_visible {
         words = Some(runtime.alloc_pinned(bytes)?).filter(|w| w.host_kind() == HostKind::Pinned);
     }
-    let words = words.map_or_else(|| runtime.alloc(bytes), Ok)?;
-    let words = words.try_unique().map_err(|_| Error::Occupied { resource: "buffer" })?;
-    let words = words.share_unlisted();
+    let words = words.map_or_else(|| runtime.alloc(bytes), Ok)?.unlisted()?;
     runtime.stream().fill(words.view(), 0u32)?;
     Ok(words)
 }

@@ -288,7 +288,7 @@ impl Gemm {
         if !able || !caps.vendor_libraries || std::env::var_os(REFUSAL).is_some() {
             return Ok(None);
         }
-        let workspace = runtime.alloc(WORKSPACE)?;
+        let workspace = runtime.alloc(WORKSPACE)?.unlisted()?;
         Ok(Some(Arc::new(Self { workspace, present: OnceLock::new(), state: Mutex::default() })))
     }
 

@@ -173,7 +173,7 @@ pub unsafe extern "C" fn leasehold_device_describe(
 pub extern "C" fn leasehold_device_synchronize(device: u64) -> c_int {
     ffi_guard(|| {
         let device = DEVICES.get(device)?;
-        device.sources.synchronize(&device.runtime)
+        device.sources.synchronize(&device.runtime, None)
     })
 }
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #define BYTES 4096
 
@@ -337,7 +338,7 @@ static void operands(void) {
     INVALID(leasehold_stream_launch(stream, kernel, &(leasehold_grid){{1, 1, 1}, {1, 1, 1}, 0, 1}, two, 1, NULL, 0, NULL));
     OK(leasehold_stream_launch(stream, kernel, &(leasehold_grid){{0, 1, 1}, {1, 1, 1}, 0, 0}, two, 1, NULL, 0, NULL));
     OK(leasehold_stream_launch(stream, kernel, &one, two, 1, NULL, 0, NULL));
-    IS(LEASEHOLD_INVALID_ARGUMENT, leasehold_buffer_alloc(stream, UINT64_MAX, &two[0].buffer));
+    IS(LEASEHOLD_OUT_OF_MEMORY, leasehold_buffer_alloc(stream, UINT64_MAX, &two[0].buffer));
     THAT(leasehold_buffer_alloc(stream, (uint64_t)1 << 46, &two[0].buffer) != LEASEHOLD_OK);
     THAT(leasehold_buffer_alloc_pinned(stream, (uint64_t)1 << 46, &two[0].buffer) != LEASEHOLD_OK);
 }
@@ -670,6 +671,35 @@ static void structs_of_other_headers(void) {
     THAT(shorter.address != 0 && shorter.bytes == 0x7777777777777777u);
 }
 
+/* Too much is out of memory at once. The work that is pending waits for this very thread, and could not make it fit. */
+static void too_much(void) {
+    const size_t most = (size_t)1 << 40;
+    time_t begin = time(NULL);
+    leasehold_host_timeline gate;
+    leasehold_point go;
+    leasehold_stream busy;
+    leasehold_buffer used, none = 7;
+    void *block = NULL;
+    OK(leasehold_host_timeline_create(runtime, &gate));
+    OK(leasehold_host_timeline_next(gate, &go));
+    OK(leasehold_stream_create(runtime, NULL, &busy));
+    OK(leasehold_buffer_alloc(busy, BYTES, &used));
+    OK(leasehold_stream_wait_point(busy, go));
+    OK(leasehold_stream_fill(busy, whole(used), 1, 1, NULL));
+    OK(leasehold_buffer_release(used));
+    IS(LEASEHOLD_OUT_OF_MEMORY, leasehold_buffer_alloc(stream, most, &none));
+    THAT(none == 7 && strstr(leasehold_last_error(), "1.00 TiB requested from ") != NULL);
+    THAT(strstr(leasehold_last_error(), "; the device has no more: free something, ask for less") != NULL);
+    THAT(strstr(leasehold_last_error(), " in all: split it, or use a larger device") != NULL);
+    IS(LEASEHOLD_OUT_OF_MEMORY, leasehold_malloc(device, most, 0, &block));
+    THAT(block == NULL && strstr(leasehold_last_error(), "free something, ask for less") != NULL);
+    THAT(time(NULL) - begin < 20);
+    OK(leasehold_host_timeline_signal(gate, go.value));
+    OK(leasehold_stream_synchronize(busy, LEASEHOLD_FOREVER));
+    OK(leasehold_stream_release(busy));
+    OK(leasehold_host_timeline_release(gate));
+}
+
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : "cpu:0";
     leasehold_kernel_desc desc;
@@ -723,6 +753,7 @@ int main(int argc, char **argv) {
     graphs();
     calls();
     timelines();
+    too_much();
     structs_of_other_headers();
     OK(leasehold_runtime_synchronize(runtime, LEASEHOLD_FOREVER));
     /* Objects outlive their runtime's handle; the device stays open for the runtime alone. */

@@ -316,7 +316,7 @@ impl Part {
             return Ok(());
         }
         let stream = place.runtime.create_stream()?;
-        let bytes = place.runtime.alloc(2 * u64::from(part.size))?;
+        let bytes = place.runtime.alloc(2 * u64::from(part.size))?.unlisted()?;
         let own = part.clone();
         // SAFETY: the call uses its operand's bytes only, on the stream that it is given.
         unsafe {

@@ -123,4 +123,10 @@ pub unsafe trait TimelineSource: Send + Sync {
     /// # Errors
     /// `Timeout`; the cause if `value` failed; `Recording` on a recorder.
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()>;
+
+    /// How long an allocation for this timeline may wait in all, on the host, for work that still
+    /// uses free memory. That work may wait for the very thread that allocates.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
 }

@@ -29,7 +29,8 @@ use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
+    BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, TimelineSource, Timepoint,
+    WeakLease,
 };
 use leasehold_hal::{Op, OpList, Partition, Plan};
 use std::collections::HashSet;
@@ -69,10 +70,19 @@ impl Held {
     }
 
     /// The buffer, if somebody still holds it.
-    fn alive(&self) -> Option<Outside> {
-        let lease = self.buffer.upgrade()?;
+    ///
+    /// # Errors
+    /// `Occupied` while a holder has it alone: its record would not know of the launch in time.
+    fn alive(&self) -> Result<Option<Outside>> {
+        if self.freed.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let lease = match self.buffer.try_upgrade() {
+            Err(e @ Error::Occupied { .. }) => return Err(e),
+            lease => lease.ok(),
+        };
         let (end, written) = (0, u64::MAX);
-        Some(Outside { lease, reads: true, writes: self.writes, end, written })
+        Ok(lease.map(|lease| Outside { lease, reads: true, writes: self.writes, end, written }))
     }
 }
 
@@ -321,7 +331,7 @@ impl Graph {
         let ExecState { instances, outside, growing, last, launches, plan, names, .. } =
             &mut *state;
         let executable = instances.current().ok_or(Missed::Executable)?;
-        let outside = WithHeld::add(outside, &inner.held);
+        let outside = WithHeld::add(outside, &inner.held)?;
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
         // SAFETY: the submission lock is held until the end.
@@ -541,12 +551,12 @@ struct WithHeld<'s> {
 
 impl<'s> WithHeld<'s> {
     #[inline]
-    fn add(uses: &'s mut Vec<Outside>, held: &[Held]) -> Self {
-        let outside = uses.len();
-        if !held.is_empty() {
-            uses.extend(held.iter().filter_map(Held::alive));
+    fn add(uses: &'s mut Vec<Outside>, held: &[Held]) -> Result<Self> {
+        let with = Self { outside: uses.len(), uses };
+        for held in held {
+            with.uses.extend(held.alive()?);
         }
-        Self { uses, outside }
+        Ok(with)
     }
 }
 

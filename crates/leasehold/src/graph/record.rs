@@ -140,7 +140,7 @@ fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
         })
         .collect();
     let core = runtime.stream().under();
-    let on = On { timeline: core.timeline, source: core.raw_source() };
+    let on = On { timeline: core.timeline, source: core.source() };
     // SAFETY: the recording noted every operation that uses a symbol; from the first to the last is
     // its lifetime.
     let bindings = unsafe { state.arena.seal(&lifetimes, on) }?;

@@ -200,7 +200,7 @@ impl Way<'_> {
         let pinned = |r: &RuntimeInner| r.device.caps().pinned;
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
         let runtime = if of_other { &self.other } else { self.ours() };
-        let on = On { timeline: first.timeline, source: first.raw_source() };
+        let on = On { timeline: first.timeline, source: first.source() };
         let memory = runtime.pinned()?;
         memory.alloc_unique(Layout::new(bytes), on).map(UniqueLease::share_unlisted)
     }

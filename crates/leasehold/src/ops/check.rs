@@ -57,7 +57,7 @@ impl Stream {
         }
         self.can_call()?;
         self.runtime.check_operands(&[bytes.read()])?;
-        let on = On { timeline: self.under().timeline, source: self.under().raw_source() };
+        let on = On { timeline: self.under().timeline, source: self.under().source() };
         let host = self.runtime.pinned()?.alloc_unique(Layout::new(bytes.len()), on)?;
         // No handle leads to it.
         let host = UniqueLease::share_unlisted(host);

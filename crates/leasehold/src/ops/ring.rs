@@ -175,7 +175,7 @@ impl<'a> Ring<'a> {
     fn new(stream: &'a Stream, bytes: u64) -> Result<Option<Self>> {
         let device = &stream.runtime.device;
         let piece = piece_bytes(bytes);
-        let on = On { timeline: stream.under().timeline, source: stream.under().raw_source() };
+        let on = On { timeline: stream.under().timeline, source: stream.under().source() };
         let pinned = stream.runtime.pinned()?;
         let made = pinned.alloc_unique(Layout::new(SLOTS as u64 * piece), on);
         match made.and_then(|memory| Ok((memory, device.host_timeline()?))) {

@@ -44,7 +44,7 @@ impl Staged {
     /// in use.
     fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
         let pool = stream.runtime.pinned()?;
-        let on = On { timeline: stream.under().timeline, source: stream.under().raw_source() };
+        let on = On { timeline: stream.under().timeline, source: stream.under().source() };
         // The sole lease: a lease by a guessed handle would be another writer.
         let buffer = pool.alloc_unique(Layout::new(bytes.len() as u64), on)?;
         // Memory that is free for the stream may be in use by earlier work: the host must not write

@@ -12,7 +12,9 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, On, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint, TryOnceLock};
+use leasehold_core::{
+    Error, Lease, PoolConfig, Result, Size, SlotPool, Text, Timepoint, TryOnceLock,
+};
 use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -501,15 +503,12 @@ impl RuntimeInner {
         Ok(direct)
     }
 
-    /// The error for a size that the device could not even have if all of its memory were free.
+    /// What to say of a size that the device could not even have if all of its memory were free.
     #[cold]
-    pub(crate) fn too_large(&self, bytes: u64) -> Option<Error> {
-        (bytes > self.total).then(|| {
-            Error::invalid(format!(
-                "a buffer of {bytes} bytes on {}, which has {} bytes in all; split it, or use a larger device",
-                self.id, self.total
-            ))
-        })
+    pub(crate) fn too_large(&self, bytes: u64) -> Option<Text> {
+        let (id, total) = (self.id, Size(self.total));
+        let text = || format!("{id} has {total} in all: split it, or use a larger device").into();
+        (bytes > self.total).then(text)
     }
 
     /// Refuses memory that has no address yet.

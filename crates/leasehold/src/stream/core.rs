@@ -19,7 +19,7 @@ use crate::trace::tracks::Tracks;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Result, Timeline, TimelineSource};
+use leasehold_core::{Error, Lease, Result, Timeline, TimelineSource, Timepoint};
 use leasehold_hal::Op;
 use std::any::Any;
 use std::sync::Weak;
@@ -40,7 +40,8 @@ pub(crate) struct StreamCore {
     since: AtomicU32,
     /// The submitted value when `since` began. Written in the submission lock.
     mark: AtomicU64,
-    /// How long a submitter waits for room while nothing completes, in milliseconds.
+    /// How long a submitter waits for room while nothing completes, and an allocation for memory,
+    /// in milliseconds.
     patience: AtomicU64,
     /// Streams of other devices that work for this one, used in its submission lock alone.
     companions: Mutex<Vec<Companion>>,
@@ -52,6 +53,33 @@ struct Companion {
     /// The device that it is of.
     owner: Weak<dyn Any + Send + Sync>,
     core: Arc<StreamCore>,
+}
+
+// SAFETY: each call is the stream's own, whose timeline this is.
+unsafe impl TimelineSource for StreamCore {
+    fn timeline(&self) -> &'static Timeline {
+        self.timeline
+    }
+
+    fn signal(&self) -> Result<u64> {
+        self.raw.signal()
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        self.raw.refresh()
+    }
+
+    fn wait(&self, on: Timepoint) -> Result<()> {
+        self.raw.wait(on)
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.raw.wait_host(value, timeout)
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed))
+    }
 }
 
 impl StreamCore {
@@ -103,11 +131,6 @@ impl StreamCore {
         Ok(core)
     }
 
-    /// How long a submitter waits for room while nothing completes.
-    pub(crate) fn patience(&self) -> Duration {
-        Duration::from_millis(self.patience.load(Ordering::Relaxed))
-    }
-
     /// Sets how long a submitter waits for room while nothing completes.
     pub(crate) fn set_patience(&self, timeout: Duration) {
         let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
@@ -116,8 +139,8 @@ impl StreamCore {
 
     /// The cold half of the stream's timeline.
     #[inline]
-    pub(crate) fn raw_source(&self) -> &dyn TimelineSource {
-        &*self.raw
+    pub(crate) fn source(&self) -> &dyn TimelineSource {
+        self
     }
 
     /// Takes the submission lock, once there is room.

@@ -4,7 +4,7 @@
 
 use crate::runtime::Runtime;
 use crate::view::View;
-use leasehold_alloc::{Buffer, Protection, SuspendableBacking};
+use leasehold_alloc::{Buffer, SuspendableBacking};
 use leasehold_core::{Error, Lease, Result};
 
 /// The contents of a part of the memory.
@@ -73,7 +73,7 @@ impl SuspendableMemory {
             let (Some(&(first, _)), Some(&(last, tail))) = (ranges.first(), ranges.last()) else {
                 return Ok(None);
             };
-            let copy = runtime.alloc_pinned(last + tail - first)?;
+            let copy = runtime.alloc_pinned(last + tail - first)?.unlisted()?;
             for &(from, bytes) in &ranges {
                 let memory = import(runtime, from, bytes)?;
                 let kept = copy.view().narrowed(from - first, bytes);
@@ -135,9 +135,10 @@ fn common(ranges: &[(u64, u64)], at: u64, bytes: u64) -> impl Iterator<Item = (u
     })
 }
 
-/// A range of the memory as a buffer, for a copy that is over before the range changes.
+/// A range of the memory as a buffer, for a copy that is over before the range changes. Nobody else
+/// finds it: its lease would outlast the memory.
 fn import(runtime: &Runtime, at: u64, bytes: u64) -> Result<Lease<Buffer>> {
     // SAFETY: the range has memory of this device, which only the calling suspension or resumption
     // uses until its copy is over.
-    unsafe { runtime.allocator().import(at, bytes, 0, Protection::ReadWrite, Box::new(())) }
+    unsafe { runtime.allocator().import_unlisted(at, bytes, 0, Box::new(())) }
 }

@@ -2,9 +2,15 @@
 
 use crate::between::World;
 use crate::common::*;
-use leasehold::GraphUpdate;
 use leasehold::backend::sync::Mutex;
-use leasehold::{Buffer, BufferHandle, Lease, Protection, Runtime, View, ops};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
+use leasehold::growing::{Growing, GrowingParts};
+use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::{
+    Access, Allocator, Buffer, BufferHandle, BufferView, GraphUpdate, Lease, Protection, Runtime,
+    View, ops,
+};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// The leases that the test shows for ever stay in statics, where a leak detector finds them.
@@ -133,6 +139,175 @@ fn a_guessed_handle_leads_to_no_memory_of_a_graph() {
     assert_eq!(runtime.to_vec(out.slice(..4)).unwrap(), [1; 4]);
 }
 
+/// A part's own lease has a record of its own, which no shrink looks at.
+#[test]
+fn a_guessed_handle_leads_to_no_part_of_what_grows() {
+    const MOST: u64 = 64 << 20;
+    let runtime = runtime();
+    let probes: Vec<_> = (0..64).map(|_| runtime.alloc(0).unwrap()).collect();
+    let guesses = guesses(probes);
+    let parts = GrowingParts::new(&runtime, 4, MOST).unwrap();
+    parts.grow(runtime.stream(), 0..4, MOST).unwrap();
+    let found = guesses.iter().filter_map(|&guess| runtime.allocator().lease(guess).ok());
+    let lengths: Vec<_> = found.map(|found| found.len()).collect();
+    assert!(!lengths.contains(&MOST), "{lengths:?}");
+}
+
+/// The leases that these handles lead to.
+fn found(memory: &Allocator, rows: Range<u32>, generations: Range<u32>) -> Vec<Lease<Buffer>> {
+    let bits = rows.flat_map(|row| {
+        let rows = generations.clone();
+        rows.map(move |generation| u64::from(generation) << 32 | u64::from(row))
+    });
+    bits.filter_map(|bits| memory.lease(BufferHandle::from_bits(bits)?).ok()).collect()
+}
+
+/// With everything in use that takes memory of its own.
+#[test]
+fn all_handles_lead_to_what_was_given_out() {
+    const ROWS: u32 = 1024;
+    const N: usize = 1 << 20;
+    let world = World::new(21);
+    for (name, other) in [("cpu:0", "sim:0"), ("sim:0", "cpu:0"), ("cuda:0", "cpu:0")] {
+        let (runtime, other) = (world.runtime(name), world.runtime(other));
+        let stream = runtime.stream();
+        let caps = runtime.raw_device().caps();
+        // Rows that were asked for a handle are found by one in all later generations.
+        let empty = |_| (runtime.alloc(0).unwrap(), runtime.alloc_pinned(0).unwrap());
+        let asked: Vec<_> = (0..ROWS / 2).map(empty).collect();
+        let first = asked.iter().map(|(a, b)| [a.handle(), b.handle()].map(|h| h.generation()));
+        let from = first.reduce(|a, b| [a[0].min(b[0]), a[1].min(b[1])]).unwrap();
+        drop(asked);
+
+        let mut given: Vec<Lease<Buffer>> = Vec::new();
+        let lease = |view: BufferView<'_>| view.buffer().clone();
+        let [x, y, z] = [(); 3].map(|()| runtime.zeros::<u8>(N).unwrap().into_buffer());
+        let far = other.alloc(N as u64).unwrap();
+        let flag = runtime.upload(&[0u32]).unwrap().into_buffer();
+        let array = runtime.alloc_pinned_array::<u32>(100).unwrap();
+        given.extend([&x, &y, &z, &flag].map(Lease::clone));
+        given.extend([
+            runtime.alloc_pinned(4096).unwrap(),
+            lease(array.view()),
+            weights(&runtime).0,
+        ]);
+
+        let cache = Growing::<u32>::new(&runtime, N).unwrap();
+        cache.grow(stream, 1000).unwrap();
+        let fork = caps.forks.then(|| cache.fork(stream, 500).unwrap());
+        for cache in std::iter::once(&cache).chain(&fork) {
+            given.extend([cache.view(), cache.limit().view()].map(lease));
+        }
+        let pools = ["used", "asleep"].map(|name| SuspendablePool::new(&runtime, name).unwrap());
+        let grown = pools.each_ref().map(|pool| {
+            given.push(pool.alloc(N as u64).unwrap());
+            let parts = pool.growing_parts(4, N as u64).unwrap();
+            (Some(pool.growing::<u32>(N).unwrap()), parts)
+        });
+        let parts = GrowingParts::new(&runtime, 4, N as u64).unwrap();
+        for (cache, parts) in grown.iter().chain([&(None, parts)]) {
+            parts.grow(stream, 1..3, N as u64 / 2).unwrap();
+            let whole = parts.reservation(Access::Read);
+            given.extend([whole.view(), parts.limits().view()].map(lease));
+            if let Some(cache) = cache {
+                cache.grow(stream, 1000).unwrap();
+                given.extend([cache.view(), cache.limit().view()].map(lease));
+            }
+        }
+        for pool in &pools {
+            pool.suspend(Contents::Keep).unwrap();
+        }
+        pools[0].resume().unwrap();
+        #[cfg(target_os = "linux")]
+        given.push(
+            leasehold::share::ShareablePool::new(&runtime, "shared").unwrap().alloc(64).unwrap(),
+        );
+
+        let graph = runtime.record_graph(|recorded| {
+            let temporaries = [recorded.alloc(N as u64)?, recorded.alloc(N as u64)?];
+            let stream = recorded.stream();
+            stream.fill(temporaries[0].view(), 1u8)?;
+            stream.copy(temporaries[1].view(), temporaries[0].view())?;
+            stream.copy(y.view(), temporaries[1].view())?;
+            stream.inspect("a look", y.view(), |_| Ok(()))?;
+            stream.record_while(&flag, |body| {
+                let temporary = body.alloc(N as u64)?;
+                body.stream().copy(temporary.view(), x.view())?;
+                body.stream().copy(z.view(), temporary.view())?;
+                body.stream().fill(flag.view(), 0u32)
+            })
+        });
+        let graph = graph.unwrap();
+        graph.launch().unwrap();
+
+        // Work that is pending keeps what is its own.
+        let busy = runtime.create_stream().unwrap();
+        let (gate, go) = hold(&busy);
+        busy.upload(x.view(), &vec![1u8; N]).unwrap();
+        busy.inspect("a look", x.view(), |_| Ok(())).unwrap();
+        busy.copy(far.view(), y.view()).unwrap();
+        #[cfg(feature = "future")]
+        let download = busy.download_async::<u8>(x.part(..N / 2).unwrap());
+
+        let pinned = runtime.raw_device().memory(leasehold::MemoryKind::Pinned).unwrap();
+        let told: Vec<_> = given.iter().map(|given| given.handle()).collect();
+        let (mut strange, mut seen) = (Vec::new(), 0);
+        for (memory, from) in std::iter::zip([runtime.allocator(), pinned], from) {
+            for found in found(memory, 0..ROWS, from..from + 64) {
+                match given.iter().any(|given| given.same(&found)) {
+                    true => seen += 1,
+                    false => strange.push(found),
+                }
+            }
+        }
+        assert!(strange.is_empty(), "{name}: {strange:?}");
+        assert_eq!(seen, told.len(), "{name}: the walk sees what was given out");
+        gate.signal(go.value()).unwrap();
+        busy.synchronize_timeout(LONG).unwrap();
+        #[cfg(feature = "future")]
+        drop(download);
+    }
+}
+
+/// A copy of a suspension knows the memory by a buffer of its own, and keeps what it has in
+/// another one.
+#[test]
+fn a_guessed_handle_leads_to_no_copy_of_a_suspension() {
+    const ROUNDS: u32 = 100;
+    let runtime = runtime();
+    let pool = SuspendablePool::new(&runtime, "pool").unwrap();
+    let own: Vec<_> = (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect();
+    // The rows that this thread takes next. In each round the copies take them twice.
+    let probes: Vec<_> = (0..8).map(|_| runtime.alloc(0).unwrap()).collect();
+    let next: Vec<_> = probes.iter().map(|probe| probe.handle()).collect();
+    drop(probes);
+    let round = AtomicU32::new(0);
+    let strange = std::thread::scope(|scope| {
+        let walk = scope.spawn(|| {
+            let mut strange = Vec::new();
+            loop {
+                let round = round.load(Ordering::Relaxed);
+                for (row, from) in next.iter().map(|h| (h.index(), h.generation())) {
+                    let (rows, from) = (row..row + 1, from + 2 * round.min(ROUNDS));
+                    strange.extend(found(runtime.allocator(), rows, from..from + 3));
+                }
+                if round > ROUNDS {
+                    return strange;
+                }
+            }
+        });
+        for _ in 0..ROUNDS {
+            pool.suspend(Contents::Keep).unwrap();
+            pool.resume().unwrap();
+            round.fetch_add(1, Ordering::Relaxed);
+        }
+        round.store(u32::MAX, Ordering::Relaxed);
+        walk.join().unwrap()
+    });
+    assert!(strange.is_empty(), "{strange:?}");
+    drop(own);
+}
+
 #[test]
 fn a_guessed_handle_leads_to_no_staging_memory() {
     const N: usize = 1 << 20;
@@ -199,4 +374,26 @@ fn a_temporary_that_somebody_has_alone_stops_no_recording() {
     assert_eq!(kind(recorded), "Occupied");
     let kept = kept.unwrap().share();
     assert_eq!(kind(runtime.stream().fill(kept.view(), 2u8)), "Recording", "it has no memory");
+}
+
+/// The launch would come before what others do with the memory, or beside it.
+#[test]
+fn a_graph_does_not_run_while_somebody_has_a_temporary_alone() {
+    let runtime = runtime();
+    let mut kept = None;
+    let record = |runtime: &Runtime| {
+        let temporary = runtime.alloc(64)?;
+        runtime.stream().fill(temporary.view(), 1u8)?;
+        kept = Some(temporary);
+        Ok(())
+    };
+    let graph = runtime.record_graph(record).unwrap();
+    let unique = kept.unwrap().try_unique().expect("the only lease");
+    assert_eq!(kind(graph.launch()), "Occupied");
+    let shared = unique.share();
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec::<u8>(&shared).unwrap(), [1; 64]);
+    drop(shared);
+    graph.launch().unwrap();
+    runtime.synchronize().unwrap();
 }
