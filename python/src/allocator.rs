@@ -4,14 +4,17 @@ use crate::arguments;
 use crate::buffer;
 use crate::device::{self, Device, State};
 use crate::errors::{invalid, raise};
+use crate::waits::{LOOK, look};
 use leasehold::{Buffer, Error, Lease, Result};
-use leasehold_alloc::{Allocator, AllocatorConfig, Layout, Policy, Snapshot};
+use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On, Policy, Snapshot};
 use leasehold_core::sync::Arc;
+use leasehold_core::{Timeline, TimelineSource, Timepoint};
 use leasehold_hal::MemoryKind;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// The events that an allocator can keep, which have memory from the start.
 const MOST_EVENTS: usize = 1 << 24;
@@ -70,14 +73,27 @@ impl Pool {
     }
 
     /// Memory for the device's own stream. If there is none, the device's other allocators give
-    /// back what is free.
+    /// back what is free. Waits for a limited time for work that uses what is free.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> Result<Lease<Buffer>> {
         self.device.check_process()?;
-        match self.allocator.alloc(Layout::new(bytes), self.device.on()) {
-            Err(Error::OutOfMemory(_)) if self.device.trim_others(self)? > 0 => {
-                self.allocator.alloc(Layout::new(bytes), self.device.on())
+        let own = Impatient(&**self.device.runtime.stream().raw());
+        let alloc = || self.allocator.alloc(Layout::new(bytes), On::new(&own));
+        let deadline = Instant::now().checked_add(own.0.patience());
+        loop {
+            let begin = Instant::now();
+            let made = match alloc() {
+                Err(Error::OutOfMemory(_)) if self.device.trim_others(self)? > 0 => alloc(),
+                other => other,
+            };
+            match made {
+                Err(Error::OutOfMemory(_))
+                    if begin.elapsed() >= own.patience()
+                        && deadline.is_none_or(|at| Instant::now() < at) =>
+                {
+                    look()?;
+                }
+                other => return other,
             }
-            other => other,
         }
     }
 
@@ -92,6 +108,36 @@ impl Pool {
             streams: BTreeMap::new(),
         };
         serde_json::to_string(&snapshot).map_err(Error::other)
+    }
+}
+
+/// The device's own stream, for an allocation that waits no longer than Ctrl-C may.
+struct Impatient<'a>(&'a dyn TimelineSource);
+
+// SAFETY: the stream itself answers, which is such a source.
+unsafe impl TimelineSource for Impatient<'_> {
+    fn timeline(&self) -> &'static Timeline {
+        self.0.timeline()
+    }
+
+    fn signal(&self) -> Result<u64> {
+        self.0.signal()
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        self.0.refresh()
+    }
+
+    fn wait(&self, on: Timepoint) -> Result<()> {
+        self.0.wait(on)
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.0.wait_host(value, timeout)
+    }
+
+    fn patience(&self) -> Duration {
+        LOOK
     }
 }
 

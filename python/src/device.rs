@@ -9,7 +9,7 @@ use crate::stream::StreamObject;
 use crate::waits::{is_interrupt, until};
 use leasehold::cuda::{self, ExternalManager, ExternalStream};
 use leasehold::{BackendKind, Context, DeviceId, Error, Result, Runtime, Stream};
-use leasehold_alloc::{On, Policy};
+use leasehold_alloc::Policy;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{TimelineSource, Timepoint};
@@ -172,11 +172,6 @@ impl State {
             )));
         }
         Ok(())
-    }
-
-    /// The device's own stream, for allocations.
-    pub(crate) fn on(&self) -> On<'_> {
-        On::new(&**self.runtime.stream().raw())
     }
 
     /// Lets the stream of a consumer begin after what the device's stream has now and after

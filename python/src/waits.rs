@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 
 /// The longest wait between two looks at the interpreter's signals.
-const LOOK: Duration = Duration::from_millis(100);
+pub(crate) const LOOK: Duration = Duration::from_millis(100);
 
 /// Waits by calls of `wait` with a limit each, in all for a limited time if there is a limit.
 /// Ctrl-C ends the wait between two calls, on a thread with or without the interpreter's lock.

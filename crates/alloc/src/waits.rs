@@ -41,6 +41,10 @@ impl Inner {
             // It may be another device's timeline; the work is over either way, and our own driver
             // will tell.
             Err(Error::DeviceLost { .. }) if PackedTimepoint::from(point).has_passed() => Ok(()),
+            // Work that only the driver knows of is waited for by its own wait, without a limit.
+            Err(Error::InvalidState(_)) if timeout.is_some() => {
+                point.timeline().wait(point.value(), None)
+            }
             waited => waited,
         }
     }

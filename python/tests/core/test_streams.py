@@ -420,6 +420,22 @@ class Runtime:
         # What was given up was not done.
         self.assertEqual((self.values(x), self.values(other)), ({3.0}, {2.0}))
 
+    def test_a_signal_ends_the_wait_for_memory(self) -> None:
+        size = 48 << 20
+        allocator = leasehold.Allocator(self.device, budget="64MiB")
+        x = allocator.empty(size)
+        stream = leasehold.Stream(self.device)
+        go = self.blocked(stream)
+        stream.fill(x, 1)
+        del x
+        self.interrupted(lambda: allocator.empty(size))
+        begin = time.monotonic()
+        with self.assertRaises(leasehold.OutOfMemoryError):
+            allocator.empty(1 << 40)
+        self.assertLess(time.monotonic() - begin, 10.0)
+        threading.Timer(0.3, go.set).start()
+        self.assertEqual(allocator.empty(size).nbytes, size)
+
     # ---- host calls
 
     def test_an_exception_fails_the_stream_and_no_other(self) -> None:

@@ -129,6 +129,8 @@ class Texts(unittest.TestCase):
             (refused, "stop string", lambda: leasehold.generate(self.model, "a", stop="")),
             (refused, "generation_config", lambda: leasehold.generate(self.model, "a", defaults=True)),
             (refused, "list of texts", lambda: leasehold.generate(self.model, [1])),  # type: ignore[list-item]
+            (refused, "list of texts", lambda: leasehold.generate(self.model, ["a"], stop=5)),  # type: ignore[call-overload]
+            (refused, "not a text", lambda: self.model.decode("12")),  # type: ignore[arg-type]
             (refused, "float32 or bfloat16", lambda: leasehold.Model(TINY, dtype="float16")),
             (refused, "path", lambda: leasehold.Model(5)),  # type: ignore[arg-type]
             (leasehold.UnavailableError, "config.json", lambda: leasehold.generate("no-such-model", "a")),
