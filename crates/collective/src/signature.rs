@@ -245,7 +245,7 @@ impl List {
     }
 
     /// A communicator's calls of a recording, numbered from its beginning, with their places.
-    pub(crate) fn of_recording<'s>(recording: u64, calls: &[(u64, &'s Signature)]) -> Self {
+    pub(crate) fn of_recording(recording: u64, calls: &[(u64, &Signature)]) -> Self {
         let mut list = Self::of(calls.iter().map(|call| call.1));
         list.recording = recording;
         let mut next: HashMap<Class, u64> = HashMap::new();
