@@ -441,7 +441,7 @@ fn rules_keep_tokens_back_eager_replayed_and_in_batches() {
                 let id = batch.add(&prompt, Sampling::default()).unwrap();
                 texts.insert(id, Vec::new());
             }
-            while batch.len() > 0 {
+            while !batch.is_empty() {
                 for (id, drawn) in batch.step().unwrap() {
                     texts.get_mut(&id).unwrap().push(drawn.unwrap().token);
                     if texts[&id].len() == TOKENS {

@@ -139,8 +139,8 @@ pub struct NextToken;
 /// Changes the f32 logits of each row, before a token is drawn from them: those of the tokens that
 /// the row has seen by its penalty, and those of its banned tokens to the lowest finite number.
 ///
-/// Both sets are bits, `⌈n / 32⌉` words for each row. The row's token joins those that were seen,
-/// if it is one. A penalty divides logits above zero and multiplies others. It changes nothing
+/// Both sets are bits, in as many words as a row's bits take. The row's token joins those that were
+/// seen, if it is one. A penalty divides logits above zero and multiplies others. It changes nothing
 /// unless it is positive and finite. A row whose position is negative stays as it is.
 pub struct Penalise;
 
