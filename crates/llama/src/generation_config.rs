@@ -191,9 +191,7 @@ impl GenerationConfig {
             record => record.map(|_| sampling),
         }
     }
-}
 
-impl GenerationConfig {
     fn fields(&self) -> Fields<'_> {
         Fields { map: &self.map, origin: &self.origin, prefix: "" }
     }

@@ -15,7 +15,7 @@ const SHORT: usize = 200;
 const BEGINNINGS: [(&[u8], &str); 12] = [
     (
         b"version https://git-lfs.github.com/spec/",
-        "a pointer of Git LFS to the file; run 'git lfs pull' in its directory",
+        "a pointer of Git LFS in its place; run 'git lfs pull' in the directory",
     ),
     (b"GGUF", GGUF),
     (b"PK\x03\x04", "a ZIP archive, or a checkpoint of PyTorch; unpack or convert it"),

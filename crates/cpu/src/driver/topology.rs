@@ -139,7 +139,13 @@ impl Topology {
         let mut d = vec![
             (
                 "processors".into(),
-                format!("{} online, {} cores, {} packages", self.online, self.cores, self.packages),
+                format!(
+                    "{} online, {} cores, {} package{}",
+                    self.online,
+                    self.cores,
+                    self.packages,
+                    if self.packages == 1 { "" } else { "s" }
+                ),
             ),
             ("usable".into(), format!("{} ({} by affinity)", self.usable, self.affinity.len())),
         ];

@@ -456,7 +456,7 @@ const CONTENTS: [(&[u8], &str); 9] = [
     (b"\x1f\x8b\x08\0\0\0\0\0\0\x03 compressed", "unpack it with gunzip"),
     (b"\n <!DOCTYPE html><html><head><title>404</title></head></html>", "a page of the web"),
     (b"Entry not found", "a text, \"Entry not found\""),
-    (b"\xff\xfe{\0\"\0a\0\"\0:\01\0}\0", "a text in UTF-16"),
+    (b"\xff\xfe{\0\"\0a\0\"\0:\0 \0}\0", "a text in UTF-16"),
     (&[0; 4096], "empty where it should begin"),
 ];
 

@@ -211,7 +211,7 @@ fn what_seems_to_be_another_file_is_named() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4f\nsize 11421896\n";
     for file in ["config.json", "tokenizer.json", "model.safetensors"] {
         for (text, words) in [
-            (pointer, "the file is a pointer of Git LFS to the file; run 'git lfs pull'"),
+            (pointer, "the file is a pointer of Git LFS in its place; run 'git lfs pull'"),
             ("<!doctype html><html lang=\"en\"></html>", "the file is a page of the web"),
             ("Entry not found", "the file is a text, \"Entry not found\"; download it again"),
             ("", "the file is empty"),
