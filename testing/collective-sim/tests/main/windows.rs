@@ -140,6 +140,7 @@ fn an_update_cannot_move_a_call_in_windows() {
                 comm.all_reduce_into(recording.stream(), &y, &x, Reduce::Sum)
             });
             let graph = graph.unwrap();
+            r.barrier("recorded");
             let update = match update {
                 0 => GraphUpdate::new().buffer(&x, &ordinary),
                 1 => GraphUpdate::new().buffer(&y, &z),
