@@ -191,7 +191,8 @@ impl StreamCore {
         if in_host_call() {
             return Ok(());
         }
-        let mut gave_up = false;
+        // Waited once, or the stream failed. Host calls may go on submitting: they wait for no room.
+        let mut waited = false;
         loop {
             let target = {
                 let _turn = self.submit_lock.submit_guard()?;
@@ -207,7 +208,7 @@ impl StreamCore {
                 } else {
                     self.mark.load(Ordering::Relaxed)
                 };
-                if gave_up || self.timeline.completed() >= target || self.timeline.failed(target) {
+                if waited || self.timeline.completed() >= target || self.timeline.failed(target) {
                     self.mark.store(self.timeline.submitted(), Ordering::Relaxed);
                     self.since.store(0, Ordering::Relaxed);
                     return Ok(());
@@ -220,9 +221,9 @@ impl StreamCore {
                 Err(Error::Timeout(_)) if self.timeline.completed() == before => {
                     return Err(self.stuck(patience));
                 }
-                Ok(()) | Err(Error::Timeout(_)) => {}
+                Err(Error::Timeout(_)) => {}
                 // A failure is the business of the submission that follows.
-                Err(_) => gave_up = true,
+                Ok(()) | Err(_) => waited = true,
             }
         }
     }

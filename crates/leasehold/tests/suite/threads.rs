@@ -1,11 +1,15 @@
 //! Many threads, each with streams of its own.
 
 use crate::common::*;
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::{
-    BackendKind, Buffer, Context, Current, DeviceId, Layout, Lease, Stream, View, ops,
+    BackendKind, Buffer, Context, Current, DeviceId, Layout, Lease, Result, Runtime, Stream, View,
+    ops,
 };
 use leasehold_sim::{MachineConfig, SimBackend};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 #[test]
 fn eight_threads_work_on_streams_of_their_own() {
@@ -178,4 +182,39 @@ fn a_call_in_the_middle_of_a_submission_is_told_so() {
     assert!(matches!(hear.recv().unwrap(), Err(leasehold::Error::Occupied { .. })));
     assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [1; 4]);
     assert_eq!(runtime.to_vec::<u8>(&y).unwrap(), [3; 16]);
+}
+
+/// Functions that go on submitting do not keep a submitter waiting, which has to wait for room and
+/// they have not.
+#[test]
+fn room_comes_beside_host_calls_that_submit_for_ever() {
+    fn again(stream: Stream, stop: Arc<AtomicBool>) -> Result<()> {
+        let next = stream.clone();
+        stream.host_call_once("again", move || {
+            if stop.load(Ordering::Relaxed) { Ok(()) } else { again(next, stop) }
+        })
+    }
+    let runtime = Runtime::open(DeviceId::cpu(0)).unwrap();
+    let stream = runtime.create_stream().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    for _ in 0..4 {
+        again(stream.clone(), stop.clone()).unwrap();
+    }
+    // Far more than a stream has room for.
+    while stream.now().value() < 40_000 {
+        thread::yield_now();
+    }
+    let (tell, told) = mpsc::channel();
+    let submitter = {
+        let (runtime, stream) = (runtime.clone(), stream.clone());
+        thread::spawn(move || {
+            let x = runtime.zeros::<u8>(16).unwrap();
+            tell.send(stream.fill(x.view(), 1u8)).unwrap();
+        })
+    };
+    let submitted = told.recv_timeout(Duration::from_secs(20));
+    stop.store(true, Ordering::Relaxed);
+    submitter.join().unwrap();
+    submitted.expect("it waits as long as the functions submit").unwrap();
+    stream.synchronize().unwrap();
 }

@@ -582,7 +582,6 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
         }
         devices = std::max(devices, ordinal + 1);
         guarded([&] { memory->note_segments(); });
-        memory->note({Event::Snapshot, 0, 0, 0, {}, memory->clock(), nullptr});
         SegmentInfo *segment = nullptr;
         for (const Seen &seen : guarded([&] { return memory->walk(); })) {
             c10::cuda::MempoolId_t pool(seen.pool.first, seen.pool.second);
@@ -619,12 +618,15 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
         }
     }
     made.device_traces.resize(static_cast<size_t>(devices));
-    for (int ordinal = 0; traces && ordinal < devices; ++ordinal) {
+    for (int ordinal = 0; ordinal < devices; ++ordinal) {
         Memory *memory = memories().known(ordinal);
         if (memory == nullptr) {
             continue;
         }
-        for (const Event &event : memory->events()) {
+        std::vector<Event> events = traces ? memory->events() : std::vector<Event>{};
+        // A snapshot is an event of the next one.
+        memory->note({Event::Snapshot, 0, 0, 0, {}, memory->clock(), nullptr});
+        for (const Event &event : events) {
             if (id == c10::cuda::MempoolId_t(0, 0) || key(id) == event.pool) {
                 TraceEntry made_entry = entry(ordinal, event);
                 to_microseconds(made_entry.time_);
