@@ -344,7 +344,10 @@ impl Graph {
         let ExecState { instances, outside, growing, last, launches, plan, names, .. } =
             &mut *state;
         let executable = instances.current().ok_or(Missed::Executable)?;
-        let outside = WithHeld::add(outside, &inner.held)?;
+        let mut outside = WithHeld { outside: outside.len(), uses: outside };
+        if !inner.held.is_empty() {
+            outside.add(&inner.held)?;
+        }
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
         // SAFETY: the submission lock is held until the end.
@@ -562,14 +565,13 @@ struct WithHeld<'s> {
     outside: usize,
 }
 
-impl<'s> WithHeld<'s> {
-    #[inline]
-    fn add(uses: &'s mut Vec<Outside>, held: &[Held]) -> Result<Self> {
-        let with = Self { outside: uses.len(), uses };
+impl WithHeld<'_> {
+    #[cold]
+    fn add(&mut self, held: &[Held]) -> Result<()> {
         for held in held {
-            with.uses.extend(held.alive()?);
+            self.uses.extend(held.alive()?);
         }
-        Ok(with)
+        Ok(())
     }
 }
 

@@ -296,9 +296,7 @@ impl<'s> KernelSession<'s, Updated> {
         let mut locked = Locked::new(core.timeline, &staged.operands);
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(waits) }?;
-        if !waits.is_empty() {
-            push_waits(waits, ops)?;
-        }
+        push_waits(waits, ops)?;
         staged.add_launches(ops);
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their
         // access is the kernel's own declaration; the allocator keeps freed memory until its

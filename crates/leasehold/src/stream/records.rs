@@ -305,7 +305,13 @@ fn add_unknown(timepoint: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint
 ///
 /// # Errors
 /// The cause of a timepoint that is known to have failed: its wait would poison the stream.
+#[inline]
 pub(crate) fn push_waits(waits: &[Timepoint], ops: &mut Vec<Op<'_>>) -> Result<()> {
+    if waits.is_empty() { Ok(()) } else { push_waits_slow(waits, ops) }
+}
+
+#[inline(never)]
+fn push_waits_slow(waits: &[Timepoint], ops: &mut Vec<Op<'_>>) -> Result<()> {
     for p in waits {
         p.timeline().check(p.value())?;
         ops.push(Op::Wait(*p));
