@@ -80,13 +80,15 @@ sort -k 2 -n -r "$work/times" | head -n 6
 # Where time has grown: beside the committed figures, which `ci/all.sh` wrote on a quiet machine of
 # two cores. No time makes a run fail.
 cp "$work/times" "${CARGO_TARGET_DIR:-target}/ci-times.txt"
+committed=ci/times.txt
+[ -f "$committed" ] || committed=/dev/null
 awk '
-    FNR == NR { if (!/^#/) was[$1] = $3; next }
+    FILENAME == "ci/times.txt" { was[$1] = $3; next }
     { now += $3; before += was[$1]; if (was[$1] && $3 > 1.1 * was[$1] && $3 > was[$1] + 10) more = more " " $1 " (" was[$1] " s before)" }
     END {
-        print "processor seconds: " now ", committed: " before (now > 1.1 * before ? "; GROWN by more than a tenth" : "")
+        print "processor seconds: " now (before ? ", committed: " before : "") (before && now > 1.1 * before ? "; GROWN by more than a tenth" : "")
         if (more) print "sections that grew by more than a tenth:" more
-    }' ci/times.txt "$work/times"
+    }' "$committed" "$work/times"
 if [ "${#failures[@]}" -gt 0 ]; then
     echo "failed: ${failures[*]}"
 else
