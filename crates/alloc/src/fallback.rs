@@ -241,7 +241,7 @@ impl Inner {
     fn may_fit(&self, bytes: u64) -> bool {
         let taken = self.budget.committed();
         let room = self.budget.room().min(self.caps.physical.saturating_sub(taken));
-        // What growing blocks share is counted with each of them.
+        // Memory that growing blocks share is counted with each of them.
         let shared = self.core.lock().store.heap.res.shared;
         bytes <= (taken + room).saturating_sub(self.live_bytes().saturating_sub(shared))
     }

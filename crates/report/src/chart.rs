@@ -55,7 +55,7 @@ pub(crate) fn figure(
     let (step, lines) =
         byte_scale(shown.iter().filter_map(|level| level.1).fold(base, |most, n| most.max(n)));
     let top = step as f64 * lines as f64;
-    // What is far above the chart is cut off a little above it.
+    // A line far above the chart is cut off a little above it.
     let y = |value: u64| (HEIGHT - value as f64 / top * HEIGHT).max(-HEIGHT);
     let x = |column: usize| column as f64 / columns as f64 * WIDTH;
     let curve = |before: u64, of: fn(&Column) -> Range| {

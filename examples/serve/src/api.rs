@@ -162,7 +162,7 @@ impl Request {
         }
     }
 
-    /// What the chat template gets; `None` if this is no chat.
+    /// The input of the chat template; `None` if this is no chat.
     pub fn chat(&self) -> Result<Option<Value>> {
         let tools = self.tools.as_ref().is_some_and(Value::is_true);
         let choice = self.tool_choice.as_ref().map(|choice| choice.as_str().unwrap_or("a tool"));
@@ -381,7 +381,7 @@ impl Choice {
         })
     }
 
-    /// What an event adds. `None` is the engine's end.
+    /// The addition of an event. `None` is the engine's end.
     fn take(&mut self, event: Option<Event>, part: &mut Part) -> Result<()> {
         match event {
             None => return Err(Failure::new(503, "the engine has ended")),

@@ -47,7 +47,7 @@ pub struct Engine {
     counts: Counts,
 }
 
-/// What the engine has done so far.
+/// The engine's work so far, in numbers.
 #[derive(Default)]
 struct Counts {
     prompt_tokens: u64,

@@ -120,7 +120,7 @@ fn refused(refusal: &Refusal) -> Error {
     Error::other(format!("a file of the store: {refusal}; give each run a folder of its own"))
 }
 
-/// What a file gave, if it is there. Nothing but a regular file is opened: a pipe would not end.
+/// The contents of a file that is there. Only a regular file is opened: a pipe would not end.
 fn found<T>(opened: std::result::Result<T, Refusal>) -> Result<Option<T>> {
     match opened {
         Ok(opened) => Ok(Some(opened)),

@@ -462,7 +462,7 @@ struct Client {
 
 enum Refusal {
     Io(io::Error),
-    /// What listens there has answered nothing in time.
+    /// The listener there has answered nothing in time.
     Silent,
     Wrong(String),
 }

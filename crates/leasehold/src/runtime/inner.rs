@@ -503,7 +503,7 @@ impl RuntimeInner {
         Ok(direct)
     }
 
-    /// What to say of a size that the device could not even have if all of its memory were free.
+    /// The note on a size that the device could not even have if all of its memory were free.
     #[cold]
     pub(crate) fn too_large(&self, bytes: u64) -> Option<Text> {
         let (id, total) = (self.id, Size(self.total));

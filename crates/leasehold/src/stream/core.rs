@@ -191,7 +191,7 @@ impl StreamCore {
         if in_host_call() {
             return Ok(());
         }
-        // Waited once, or the stream failed. Host calls may go on submitting: they wait for no room.
+        // Waited once, or the stream failed. Host calls may go on submitting without room.
         let mut waited = false;
         loop {
             let target = {

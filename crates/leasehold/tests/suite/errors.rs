@@ -102,7 +102,7 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     fresh.synchronize_timeout(LONG).unwrap();
 }
 
-/// What is wrong comes first, and what to do about it after it.
+/// The fault comes first, and what to do about it after it.
 #[test]
 fn messages_of_misuse_name_the_cure() {
     let (runtime, other) = (runtime(), runtime());
@@ -304,7 +304,7 @@ fn errors_name_what_was_asked() {
     );
 }
 
-/// What is known as the work is submitted is refused there: eager work of each kind, and launches.
+/// A failure known as the work is submitted is refused: eager work of each kind, and launches.
 #[test]
 fn work_that_needs_what_failed_is_refused_and_its_stream_goes_on() {
     let runtime = runtime();
