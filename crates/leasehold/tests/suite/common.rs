@@ -30,6 +30,22 @@ pub fn runtime() -> Runtime {
     context().runtime(DeviceId::cpu(0)).expect("the CPU is always there")
 }
 
+/// Runs the test `name` in a process of its own. Returns `true` there, and `false` here.
+pub fn alone(name: &str) -> bool {
+    const MARK: &str = "LEASEHOLD_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(MARK, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
+    false
+}
+
 pub fn kernel(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelBase {
     base(desc(name, run, bindings, params)).expect("a kernel within the limits")
 }

@@ -57,8 +57,12 @@ fn a_foreign_stream_is_no_context() {
     assert_eq!(kind(leasehold::infini::set_context(&a, Some(b.stream()))), "InvalidArgument");
 }
 
+/// A process of its own: its default would be the context of every other test's threads.
 #[test]
 fn a_new_thread_inherits_nothing_but_the_process_default() {
+    if !alone("contexts::a_new_thread_inherits_nothing_but_the_process_default") {
+        return;
+    }
     let context = context();
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
     let _guard = runtime.enter().unwrap();
