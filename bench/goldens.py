@@ -1,4 +1,4 @@
-"""Compares the command's tokens and logits on a device with every golden model of `crates/llama/tests/models`.
+"""Compares the command's tokens and logits on a device with every golden model of `models/llama/tests/models`.
 
     goldens.py LEASEHOLD DEVICE [OPTION of run ...]
 
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 
-MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "crates", "llama", "tests", "models")
+MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models", "llama", "tests", "models")
 
 
 def main():

@@ -39,11 +39,11 @@ fi
 if have gcc; then
     # $flags is a list of words.
     # shellcheck disable=SC2086
-    gcc -std=c11 -O2 -g -Wall -Wextra -Werror examples/c/program.c -o "$work/program" $flags "-Wl,-rpath,$work/lib"
+    gcc -std=c11 -O2 -g -Wall -Wextra -Werror tl/examples/program.c -o "$work/program" $flags "-Wl,-rpath,$work/lib"
     "$work/program"
     # The same against the static library.
     # shellcheck disable=SC2086
-    gcc -std=c11 -O2 -Wall -Wextra -Werror "-I$work/include" examples/c/program.c -o "$work/static" \
+    gcc -std=c11 -O2 -Wall -Wextra -Werror "-I$work/include" tl/examples/program.c -o "$work/static" \
         "$work/lib/libleasehold_memory.a" ${static#-lleasehold_memory}
     "$work/static"
     # shellcheck disable=SC2086
@@ -100,14 +100,14 @@ fi
 
 if have llc && have gcc; then
     # LLVM 14 wants to be told about opaque pointers, later ones know nothing else.
-    llc -filetype=obj -relocation-model=pic examples/c/program.ll -o "$work/ir.o" 2>"$work/llc.log" ||
-        llc -opaque-pointers -filetype=obj -relocation-model=pic examples/c/program.ll -o "$work/ir.o"
+    llc -filetype=obj -relocation-model=pic tl/examples/program.ll -o "$work/ir.o" 2>"$work/llc.log" ||
+        llc -opaque-pointers -filetype=obj -relocation-model=pic tl/examples/program.ll -o "$work/ir.o"
     # shellcheck disable=SC2086
     gcc "$work/ir.o" -o "$work/ir" $flags "-Wl,-rpath,$work/lib"
     "$work/ir"
 elif have clang; then
     # shellcheck disable=SC2086
-    clang -x ir examples/c/program.ll -x none -o "$work/ir" $flags "-Wl,-rpath,$work/lib"
+    clang -x ir tl/examples/program.ll -x none -o "$work/ir" $flags "-Wl,-rpath,$work/lib"
     "$work/ir"
 else
     missing "llc or clang"

@@ -50,7 +50,7 @@ while IFS= read -r line; do
             ;;
     esac
     step "$work/clone" "$command" </dev/null
-    # What `cargo install --path crates/cli` would make, without a second build.
+    # What `cargo install --path models/cli` would make, without a second build.
     [ ! -x "$work/clone/target/release/leasehold" ] || ln -sf "$work/clone/target/release/leasehold" "$work/bin/leasehold"
 done <"$work/lines"
 

@@ -40,8 +40,8 @@ devices() {
     "$leasehold" devices && "$leasehold" devices | grep -q "$device"
 }
 golden() {
-    "$examples/check_golden" "$leasehold" crates/tiny-python/model/golden.json device="$device" || return 1
-    for model in crates/llama/tests/models/*/; do
+    "$examples/check_golden" "$leasehold" models/tiny-python/model/golden.json device="$device" || return 1
+    for model in models/llama/tests/models/*/; do
         "$examples/check_golden" "$leasehold" "$model/golden.json" model="${model%/}" device="$device" || return 1
     done
 }

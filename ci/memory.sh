@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything about crates/memory, for who works on it: C programs under valgrind, LLVM IR compiled
+# Everything about tl, for who works on it: C programs under valgrind, LLVM IR compiled
 # ahead of time and just in time, the lock's models, AddressSanitizer with leak detection, and a
 # slice of the fuzzer. Every tool is mandatory here.
 #

@@ -1,7 +1,7 @@
 """Compiles the operator library's and the conformance suite's CUDA sources to PTX with NVIDIA's run-time compiler, the operator library's also to machine code, and compares the result with what is committed.
 
 Run by ci/ptx.sh with the interpreter of an environment that has the compiler's wheel. `--bless` writes instead of comparing. The
-operator library's images are in crates/kernels-cuda: a packed file for each, and the SHA-256 of what it unpacks to in kernels.lock.
+operator library's images are in models/kernels-cuda: a packed file for each, and the SHA-256 of what it unpacks to in kernels.lock.
 """
 
 import concurrent.futures
@@ -46,14 +46,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources. A tensor.cuh follows it in front
 # of those that need a later architecture, and then a bulk.cuh where one architecture alone has the
 # instructions.
-FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("crates/operators", "testing/conformance", "testing/stress")]
+FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("models/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
 # What users write, and what the emulator runs: compiled to see that it is CUDA C++.
 NEWEST = "compute_90"
 PROGRAMS = [*sorted(ROOT.glob("examples/*.cu")), *sorted(ROOT.glob("testing/emulator/tests/*.cu"))]
-IMAGES = ROOT / "crates/kernels-cuda/images"
-LOCK = ROOT / "crates/kernels-cuda/kernels.lock"
+IMAGES = ROOT / "models/kernels-cuda/images"
+LOCK = ROOT / "models/kernels-cuda/kernels.lock"
 
 
 class Compiler:

@@ -22,8 +22,10 @@ import launch_path  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Folders of packages, for every rule: the runtime and its instruments.
-PRODUCT = ("crates",)
+# Folders of packages, for every rule: the runtime, its neighbours and their instruments.
+RUNTIME = ("crates",)
+NEIGHBOURS = ("models", "tl")
+PRODUCT = RUNTIME + NEIGHBOURS
 INSTRUMENTS = ("testing",)
 HOUSES = PRODUCT + INSTRUMENTS
 RUST = HOUSES + ("examples", "python")
@@ -32,8 +34,8 @@ RUST = HOUSES + ("examples", "python")
 # fall. (A table of children in a `mod.rs` counts too, and does no harm.)
 CIRCLES = {
     **{"crates/core": "1:2", "crates/engine": "1:5", "crates/cpu": "1:2", "crates/cuda": "1:7"},
-    **{"crates/mps": "1:4", "crates/leasehold": "1:2", "crates/operators": "1:4"},
-    **{"testing/alloc-bench": "1:2", "testing/conformance": "1:4", "testing/cuda-sim": "1:5"},
+    **{"crates/mps": "1:4", "crates/leasehold": "1:2", "models/operators": "1:4"},
+    **{"models/serve": "1:5", "testing/alloc-bench": "1:2", "testing/conformance": "1:4", "testing/cuda-sim": "1:5"},
     **{"testing/cuda-traces": "1:11", "testing/mps-sim": "1:6", "testing/sim": "3:10"},
     **{"testing/stress": "2:6"},
 }
@@ -207,13 +209,19 @@ def floor_table():
     return table
 
 
+# What a neighbour may use of the runtime.
+FACES = {
+    "models": {"leasehold", "leasehold-collective", "leasehold-input"},
+    "tl": {"leasehold-core"},
+}
+
+
 def floors():
-    # Development dependencies may also name any crate of testing/. Otherwise a crate of crates/
-    # needs none of testing/, but for the command and where a feature switches it on.
+    # Development dependencies may also name any crate of testing/.
     table = floor_table()
     folder_of = {package["name"]: folder for folder, package in packages().items()}
     for folder, package in packages().items():
-        house, crate = folder.split("/")
+        house, crate = folder.split("/")[0], folder.split("/")[-1]
         own = table.get(crate)
         if own is None:
             yield f"{crate} is on no floor of ARCHITECTURE.md"
@@ -222,17 +230,30 @@ def floors():
         for name, dev in sorted(used):
             if name not in folder_of or name == package["name"]:
                 continue
-            other_house, other = folder_of[name].split("/")
-            if other_house in INSTRUMENTS:
-                if dev:
-                    continue
-                optional = (crate, other) in {("operators", "sim"), ("operators", "emulator")}
-                if house not in INSTRUMENTS and crate != "cli" and not optional:
-                    yield f"{crate} ({house}/) needs {other} ({other_house}/)"
+            other_house, other = folder_of[name].split("/")[0], folder_of[name].split("/")[-1]
+            if other_house in INSTRUMENTS and dev:
+                continue
             floor = table.get(other)
             if floor is None or floor >= own:
                 kind = "dev" if dev else "normal,build"
                 yield f"{crate} (floor {own}) uses {other} (floor {floor}; {kind})"
+
+
+def neighbours():
+    # The runtime needs no neighbour. A neighbour uses the runtime's faces alone. Neither needs an
+    # instrument, but for the command and where a feature of the operators switches it on.
+    folder_of = {package["name"]: folder for folder, package in packages().items()}
+    for folder, package in packages().items():
+        house, crate = folder.split("/")[0], folder.split("/")[-1]
+        for dependency in package["dependencies"]:
+            name = dependency["name"]
+            other_house, _, other = folder_of.get(name, house).partition("/")
+            if house in INSTRUMENTS or crate == "cli" or dependency["kind"] == "dev":
+                continue
+            optional = (crate, other) in {("operators", "sim"), ("operators", "emulator")}
+            face = other_house in RUNTIME and name in FACES.get(house, ())
+            if other_house != house and not face and not optional:
+                yield f"{folder} needs {name} ({other_house}/)"
 
 
 def circles(folder):
@@ -258,7 +279,7 @@ def unsafe_named():
     sections = [(part.split("\n")[0], part) for part in re.split(r"^## ", page, flags=re.M)]
     pattern = re.compile(r"^ *pub (?:const )?unsafe (?:fn|trait) (\w+)", re.M)
     for folder in packages():
-        crate = folder.split("/")[1]
+        crate = folder.split("/")[-1]
         own = "".join(part for title, part in sections if crate in title.split(", "))
         found = {
             match[1]
@@ -276,7 +297,7 @@ def defaults():
     head = re.compile(rf"^pub struct ({CONFIGURATIONS}) \{{\n(.*?)^\}}", re.M | re.S)
     field = re.compile(r"((?:^ *(?:///|#).*\n)*)^    pub ((?:r#)?\w+)", re.M)
     for folder in packages():
-        for name in select(".rs", under=(f"{folder}/src",), without=("crates/llama",)):
+        for name in select(".rs", under=(f"{folder}/src",), without=("models/llama",)):
             for struct in head.finditer(text(name)):
                 for doc, what in field.findall(struct[2]):
                     if "default" not in doc.lower():
@@ -316,6 +337,7 @@ RULES = {
     "packages from crates.io only": registry,
     "links to known public hosts only (the list is in ci/rules.py)": links,
     "imports run downwards": floors,
+    "neighbours use the runtime by its faces": neighbours,
     "ARCHITECTURE.md's list of the files that a launch passes is true": launch,
     "public unsafe functions and traits are named in docs/unsafe.md": unsafe_named,
     "fields of configurations say their default": defaults,

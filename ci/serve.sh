@@ -1,5 +1,5 @@
 #!/bin/sh
-# The server of examples/serve, on the CPU with the bundled model, and OpenAI's client in a virtual
+# The server of models/serve, on the CPU with the bundled model, and OpenAI's client in a virtual
 # environment: texts, streams, chats, errors, clients that go, a full queue, weights that sleep, the
 # end. Its Rust tests are among those of ci/test.sh.
 set -eu
@@ -16,4 +16,4 @@ if ! cmp -s "$target/serve-needed" "$environment/needed"; then
     "$environment/bin/pip" install -r "$target/serve-needed"
     cp "$target/serve-needed" "$environment/needed"
 fi
-"$environment/bin/python" examples/serve/test_openai.py "$target/debug/leasehold-serve" crates/tiny-python/model
+"$environment/bin/python" models/serve/test_openai.py "$target/debug/leasehold-serve" models/tiny-python/model

@@ -26,7 +26,7 @@ for library; do packages="${packages:-} -p $(echo "$library" | tr _ -)"; done
 cargo build --quiet --release --locked $packages
 
 mkdir -p "$root/include" "$root/lib/pkgconfig"
-cp crates/memory/include/*.h crates/capi/include/*.h crates/capi/include/*.hpp "$root/include/"
+cp tl/include/*.h crates/capi/include/*.h crates/capi/include/*.hpp "$root/include/"
 for library; do
     cp "$target/release/lib$library.a" "$root/lib/"
     case $library in leasehold_memory) functions='tl_*; lh_*' ;; *) functions='leasehold_*' ;; esac
@@ -40,7 +40,7 @@ for library; do
     ln -sf "lib$library.so.$version" "$root/lib/lib$library.so.$soversion"
     ln -sf "lib$library.so.$soversion" "$root/lib/lib$library.so"
 done
-for config in crates/memory/include/leasehold_memory crates/capi/include/leasehold; do
+for config in tl/include/leasehold_memory crates/capi/include/leasehold; do
     sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$config.pc.in" >"$root/lib/pkgconfig/$(basename "$config").pc"
 done
 mkdir -p "$root/lib/cmake/leasehold"

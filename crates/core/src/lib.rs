@@ -38,8 +38,6 @@ pub mod bench;
 #[doc(hidden)]
 pub mod chunks;
 mod copy;
-#[cfg(not(loom))]
-pub mod crew;
 #[doc(hidden)]
 pub mod defects;
 pub mod error;
@@ -62,6 +60,8 @@ pub mod sync;
 pub mod thread_end;
 #[doc(hidden)]
 pub mod thread_number;
+#[cfg(not(loom))]
+pub mod threads;
 pub mod timeline;
 
 pub use copy::copy_bytes;

@@ -65,14 +65,14 @@ fn the_first_program_is_the_example() {
 /// `ci/c-examples.sh` compiles and runs these files.
 #[test]
 fn c_blocks_are_from_the_examples() {
-    let examples = ["program.c", "allocator.c", "runtime.c", "ranks.c"]
-        .map(|name| read(&format!("examples/c/{name}")));
+    let runtime = ["allocator.c", "runtime.c", "ranks.c"].map(|name| format!("examples/c/{name}"));
+    let examples = runtime.into_iter().chain(["tl/examples/program.c".to_owned()]);
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let examples = examples.map(|text| squeezed(&text));
+    let examples: Vec<String> = examples.map(|path| squeezed(&read(&path))).collect();
     let all = all_pages();
     let blocks = all.iter().flat_map(|page| page.blocks("c"));
     let lost = blocks.filter(|block| !examples.iter().any(|e| e.contains(&squeezed(&block.code))));
-    none("in no file of examples/c", lost.map(|block| block.to_string()).collect());
+    none("in no example in C", lost.map(|block| block.to_string()).collect());
 }
 
 /// A block without a checker would be one that nobody compiles.
@@ -100,7 +100,7 @@ fn every_block_has_a_checker() {
 /// builds a crate with the README's lines.
 #[test]
 fn dependencies_are_packages() {
-    let folders = ["crates", "testing"].into_iter();
+    let folders = ["crates", "models", "testing"].into_iter();
     let manifests = folders.flat_map(|folder| page::files(folder, &["Cargo.toml"]));
     let manifests: Vec<String> = manifests.map(|path| read(&path)).collect();
     let workspace = read("Cargo.toml");
@@ -156,7 +156,17 @@ fn wrong_words<'l>(
     let unknown = ours.filter(|(command, _)| !commands.contains(*command)).map(|(c, _)| c);
     let own = ours.map_or(&[][..], |(_, rest)| rest).iter().copied();
     let wrong = own.filter(|word| word.starts_with("--") && !options.contains(*word));
-    let places = ["ci/", "crates/", "examples/", "bench/", "testing/", "docs/", "./python"];
+    let places = [
+        "ci/",
+        "crates/",
+        "models/",
+        "tl/",
+        "examples/",
+        "bench/",
+        "testing/",
+        "docs/",
+        "./python",
+    ];
     let files = words
         .clone()
         .into_iter()

@@ -29,7 +29,7 @@ fn is_variable(name: &str) -> bool {
 fn variables() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let abi: String = files("crates/capi/src", &[".rs"]).iter().map(|path| read(path)).collect();
-    for folder in ["crates", "testing", "python", "examples", "ci", "docs/tests"] {
+    for folder in ["crates", "models", "tl", "testing", "python", "examples", "ci", "docs/tests"] {
         for path in files(folder, &[".rs", ".py", ".c", ".cpp", ".h", ".hpp", ".sh"]) {
             let text = read(&path);
             let names: Vec<&str> = if path.ends_with(".sh") {
@@ -63,8 +63,10 @@ fn variables_of_the_environment() {
 /// `crate feature`, and whether it is a default.
 fn features() -> BTreeMap<String, bool> {
     let mut found = BTreeMap::new();
-    let manifests: Vec<_> =
-        ["crates", "testing", "python"].iter().flat_map(|f| files(f, &["Cargo.toml"])).collect();
+    let manifests: Vec<_> = ["crates", "models", "tl", "testing", "python"]
+        .iter()
+        .flat_map(|f| files(f, &["Cargo.toml"]))
+        .collect();
     for path in manifests {
         let text = read(&path);
         let name = text.lines().find_map(|line| line.strip_prefix("name = ")).unwrap_or("");
@@ -126,13 +128,13 @@ fn variants(path: &str, name: &str) -> BTreeSet<String> {
 }
 
 pub(crate) fn subcommands() -> BTreeSet<String> {
-    variants("crates/cli/src/main.rs", "Command")
+    variants("models/cli/src/main.rs", "Command")
 }
 
 /// The command's options: fields with `#[arg(long …)]`.
 pub(crate) fn options() -> BTreeSet<String> {
     let mut found: BTreeSet<String> = ["--help", "--version"].map(str::to_owned).into();
-    for path in files("crates/cli/src", &[".rs"]) {
+    for path in files("models/cli/src", &[".rs"]) {
         for field in read(&path).split("#[arg(long").skip(1) {
             let line = field.split_once(")]\n").map_or("", |(_, rest)| rest);
             let name = line.split(':').next().unwrap_or_default().split_whitespace().last();
@@ -152,7 +154,7 @@ fn subcommands_and_options() {
     same(
         "benchmarks",
         &column("Benchmarks"),
-        &variants("crates/cli/src/commands/bench.rs", "What"),
+        &variants("models/cli/src/commands/bench.rs", "What"),
     );
     // `--isolated` is the command's own, for its children.
     let mut sources = options();

@@ -10,7 +10,7 @@ use crate::virtual_stream::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, Snapshot};
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Error, Lease, Result, Timepoint, crew};
+use leasehold_core::{Error, Lease, Result, Timepoint, threads};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -374,7 +374,7 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
         if let [copy] = &mut copies[..] {
             copy.play()?;
         } else {
-            crew::run(copies.iter_mut().map(|p| || p.play()))?
+            threads::run(copies.iter_mut().map(|p| || p.play()))?
                 .into_iter()
                 .collect::<Result<()>>()?;
         }

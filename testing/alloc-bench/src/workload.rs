@@ -11,7 +11,7 @@
 use crate::virtual_stream::VirtualStream;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::{Error, Lease, Result, crew};
+use leasehold_core::{Error, Lease, Result, threads};
 use std::ops::RangeInclusive;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -184,7 +184,7 @@ impl Workload {
             self.one(subject, pairs, 0, &failed)?.into_iter().for_each(count);
         } else {
             let failed = &failed;
-            let all = crew::run(
+            let all = threads::run(
                 (0..threads).map(|t| move || self.one(subject, pairs, t as u64, failed)),
             )?;
             for one in all {
@@ -317,7 +317,7 @@ fn produce<S: Subject>(
     std::thread::scope(|scope| {
         let (send, receive) = sync_channel::<Vec<S::Block>>(IN_FLIGHT / PARCEL);
         let (back, empties) = sync_channel::<Vec<S::Block>>(IN_FLIGHT / PARCEL + 2);
-        let consumer = crew::spawn_scoped(scope, move || {
+        let consumer = threads::spawn_scoped(scope, move || {
             for mut parcel in receive {
                 parcel.drain(..).for_each(|block| s.free(&other, block));
                 // The producer may have gone; then nobody needs the empty parcel.

@@ -45,9 +45,9 @@ const fn tests(
     Elsewhere { number, name, home: Home::Tests { file, names } }
 }
 
-const API: &str = "crates/memory/tests/suite/api.rs";
-const THREADS: &str = "crates/memory/tests/suite/threads.rs";
-const C_ABI: &str = "crates/memory/tests/suite/c_abi.rs";
+const API: &str = "tl/tests/suite/api.rs";
+const THREADS: &str = "tl/tests/suite/threads.rs";
+const C_ABI: &str = "tl/tests/suite/c_abi.rs";
 
 /// All such numbers, in order.
 pub const ELSEWHERE: &[Elsewhere] = &[

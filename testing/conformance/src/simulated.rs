@@ -8,7 +8,7 @@ use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{Backend, BackendKind, Device, DeviceId, DeviceInfo, PoolStats};
 use leasehold::{Error, Lease, Result};
-use leasehold_core::crew;
+use leasehold_core::threads;
 use leasehold_sim::{
     FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Monitor, ReportKind,
     When,
@@ -84,7 +84,7 @@ pub fn ring<D: Send + Sync + 'static>(machine: &Monitor, driver: &Arc<D>) -> Res
         }
     };
     let named = std::thread::Builder::new().name("bell".into());
-    named.spawn(watch).map(|_| ()).map_err(|e| crew::refused(&e))
+    named.spawn(watch).map(|_| ()).map_err(|e| threads::refused(&e))
 }
 
 /// The case about a system without devices: a simulated machine has one at least.

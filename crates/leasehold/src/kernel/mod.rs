@@ -29,7 +29,7 @@ pub use base::KernelBase;
 pub use builder::KernelBuilder;
 pub use grid::{Grid, Params};
 pub use leasehold_hal::{
-    Access, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
+    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
     KernelSource, LaunchInfo, Overlap,
 };
 pub use registry::Registry;

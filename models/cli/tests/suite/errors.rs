@@ -1,0 +1,138 @@
+//! Invalid input: one line on standard error that names the problem and its place, and the right
+//! exit status.
+
+use super::{call, leasehold, repository};
+use std::path::Path;
+
+/// Checks that the command fails with this status and one line that contains all of `words`.
+fn fails(arguments: &[&str], status: i32, words: &[&str]) {
+    let output = call(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
+    assert!(!text.contains("panicked"), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{arguments:?}: {word:?} is not in {text:?}");
+    }
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn command_lines_that_make_no_sense() {
+    fails(&["run", "--tokens", "0"], 2, &["--tokens"]);
+    fails(&["run", "--tokens", "-3"], 2, &["-3"]);
+    fails(&["run", "--threads", "0"], 2, &["--threads"]);
+    fails(&["run", "--threads", "100000"], 2, &["--threads"]);
+    let names = "write one of cpu:0, cuda:0, mps:0, sim:0";
+    fails(&["run", "--device", "gpu:0"], 2, &["gpu", &format!("{names}\n")]);
+    fails(&["replay", "t.csv", "--device", "gpu"], 2, &[&format!("{names}, or `virtual`\n")]);
+    let message = "leasehold: invalid value 'gpu' for '--device <DEVICE>': unknown backend; write";
+    fails(&["run", "--device", "gpu"], 2, &[message]);
+    fails(&["run", "--device", "cpu:x"], 2, &["cpu:x"]);
+    fails(&["run", "--modle", "x"], 2, &["'--model'", "; try 'leasehold run --help'\n"]);
+    fails(&["run", "--moed", "x"], 2, &["'--mode'"]);
+    fails(&["run", "--prompt-ids", "1,two"], 2, &["two"]);
+    fails(&["run", "--temperature", "-1"], 2, &["temperature"]);
+    fails(&["run", "--temperature", "nan"], 2, &["temperature"]);
+    fails(&["run", "--nonsense"], 2, &["--nonsense"]);
+    fails(&["run", "--logits"], 2, &["--json"]);
+    fails(&["walk"], 2, &["walk", "; try 'leasehold --help'\n"]);
+    fails(&["repla"], 2, &["'replay'", "; try 'leasehold --help'\n"]);
+    fails(&["run", "--token", "3"], 2, &["'--tokens'", "; try 'leasehold run --help'\n"]);
+    fails(&["bench", "decode", "--random-weights"], 2, &["try 'leasehold bench decode --help'\n"]);
+    fails(&["bench", "graph", "--nodes", "0"], 2, &["--nodes"]);
+    fails(&["conformance", "--filter", "999"], 2, &["999", "no such case"]);
+    fails(&["conformance", "--filter", "71"], 2, &["71", "another process"]);
+    fails(&["conformance", "--sim"], 2, &["--sim"]);
+}
+
+#[test]
+fn a_command_that_wants_another_word_shows_its_help() {
+    for (arguments, word) in [(&[][..], "conformance"), (&["bench"], "decode")] {
+        let output = call(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("Usage: leasehold") && text.contains(word), "{text}");
+    }
+}
+
+#[test]
+fn devices_that_are_not_there() {
+    fails(&["run", "--device", "cuda:0"], 1, &["cuda:0"]);
+    fails(&["run", "--device", "mps:0"], 1, &["mps:0"]);
+    fails(&["run", "--device", "cpu:7"], 1, &["cpu:7"]);
+    let devices = String::from_utf8(call(&["devices"]).stdout).unwrap();
+    assert!(!devices.contains("unavailable"), "the line says it once: {devices}");
+    fails(&["conformance", "--device", "cuda:0"], 1, &["cuda:0"]);
+    fails(&["conformance", "--device", "cpu:7"], 1, &["cpu:7"]);
+}
+
+#[test]
+fn prompts_that_do_not_fit() {
+    fails(&["run", "--json", "--prompt-ids", "4096"], 1, &["4096", "vocabulary"]);
+    fails(&["run", "--json", "--prompt-ids", "1", "--tokens", "2000"], 1, &["context", "1024"]);
+    let long = vec!["1"; 1100].join(",");
+    fails(&["run", "--json", "--prompt-ids", &long, "--tokens", "1"], 1, &["1100", "1024"]);
+    fails(&["run", "--json", "--prompt", ""], 1, &["empty"]);
+}
+
+/// Copies a golden model's folder and changes one of its files.
+fn spoiled(change: impl FnOnce(&Path)) -> tempfile::TempDir {
+    let from = repository("models/llama/tests/models/grouped-heads");
+    let to = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.path().join(entry.file_name())).unwrap();
+    }
+    change(to.path());
+    to
+}
+
+fn model_fails(dir: &Path, words: &[&str]) {
+    let path = dir.to_str().unwrap();
+    fails(&["run", "--json", "--prompt-ids", "1,2", "--tokens", "2", "--model", path], 1, words);
+}
+
+#[test]
+fn models_that_are_broken() {
+    model_fails(Path::new("/nonexistent"), &["/nonexistent"]);
+    let dir = spoiled(|d| std::fs::remove_file(d.join("model.safetensors")).unwrap());
+    model_fails(dir.path(), &["model.safetensors"]);
+    let dir = spoiled(|d| {
+        let file = d.join("model.safetensors");
+        let bytes = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &bytes[..bytes.len() - 100]).unwrap();
+    });
+    model_fails(dir.path(), &["model.safetensors"]);
+    let config = |d: &Path, from: &str, to: &str| {
+        let file = d.join("config.json");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&file, text.replace(from, to)).unwrap();
+    };
+    let dir = spoiled(|d| config(d, "\"LlamaForCausalLM\"", "\"GPT2LMHeadModel\""));
+    model_fails(dir.path(), &["config.json"]);
+    let dir = spoiled(|d| config(d, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""));
+    model_fails(dir.path(), &["gelu"]);
+    let dir = spoiled(|d| config(d, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"));
+    model_fails(dir.path(), &["model.layers.2"]);
+    let dir = spoiled(|d| std::fs::write(d.join("config.json"), "{").unwrap());
+    model_fails(dir.path(), &["config.json"]);
+}
+
+#[test]
+fn a_closed_pipe_is_no_panic() {
+    use std::process::Stdio;
+    let mut child = leasehold()
+        .args(["run", "--tokens", "8"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!text.contains("panicked"), "{text}");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+}

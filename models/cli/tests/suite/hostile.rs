@@ -1,0 +1,367 @@
+//! Hostile files, limits and streams: each gives one line that names the problem and its place, and
+//! status 1, or 2 for the command line.
+
+use super::{call, leasehold, repository};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Runs the command for at most a minute; after that it has status 137.
+fn bounded(arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_leasehold");
+    Command::new("timeout").args(["-s", "KILL", "60", program]).args(arguments).output().unwrap()
+}
+
+/// The one line of the command's message, without control characters.
+fn line(output: &Output, status: i32) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    let line = text.strip_suffix('\n').unwrap();
+    assert!(line.starts_with("leasehold: ") && !line.contains(char::is_control), "{text:?}");
+    line.to_owned()
+}
+
+fn has(line: &str, words: &[&str]) {
+    for word in words {
+        assert!(line.contains(word), "{word:?} is not in {line:?}");
+    }
+}
+
+/// Runs the command in a shell that first sets a limit.
+fn limited(limit: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("bash");
+    let script = format!("{limit}; exec \"$0\" \"$@\"");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_leasehold")]).args(arguments);
+    command
+}
+
+fn model() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(
+            repository("models/llama/tests/models/untied-head").join(file),
+            dir.path().join(file),
+        )
+        .unwrap();
+    }
+    dir
+}
+
+fn change(path: PathBuf, key: &str, value: serde_json::Value) {
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json[key] = value;
+    fs::write(path, json.to_string()).unwrap();
+}
+
+fn small_trace(dir: &Path) -> String {
+    let path = dir.join("t.csv");
+    fs::write(&path, "0,a,1,100,0\n1,a,2,5000,1\n2,f,1,100,0\n3,f,2,5000,0\n").unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn traces_of_many_streams_are_played_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.csv");
+    let at = path.to_str().unwrap();
+    for (streams, status, words) in [
+        (3000, 0, ""),
+        (65_536, 1, "65,535 streams and host timelines are in use"),
+        (65_537, 1, "line 65537: more than 65,536 streams"),
+    ] {
+        fs::write(&path, (0..streams).map(|i| format!("{i},a,{i},8,{i}\n")).collect::<String>())
+            .unwrap();
+        let output = bounded(&["replay", at, "--json"]);
+        match status {
+            0 => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+            _ => has(&line(&output, status), &[words]),
+        }
+    }
+}
+
+#[test]
+fn a_trace_is_a_regular_file_or_standard_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    has(
+        &line(&bounded(&["replay", fifo.to_str().unwrap()]), 1),
+        &["fifo: a pipe; a regular file is expected"],
+    );
+    has(&line(&bounded(&["replay", "/dev/zero"]), 1), &["/dev/zero: a device"]);
+    has(&line(&bounded(&["replay", "/"]), 1), &["/: a folder"]);
+    let zeros = fs::File::open("/dev/zero").unwrap();
+    let output = leasehold().args(["replay", "-"]).stdin(zeros).output().unwrap();
+    has(&line(&output, 1), &["standard input, line 1: longer than 256 bytes"]);
+    let trace = fs::File::open(small_trace(dir.path())).unwrap();
+    let output = leasehold().args(["replay", "-", "--json"]).stdin(trace).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // A byte order mark, which editors put before a text.
+    let path = dir.path().join("mark.csv");
+    fs::write(&path, "\u{feff}t_us,op,id,size,stream\r\n0,a,1,100,0\r\n").unwrap();
+    assert!(bounded(&["replay", path.to_str().unwrap()]).status.success());
+    fs::write(&path, "0,a\u{1b}[2J\r\u{7},1,100,0\n").unwrap();
+    has(&line(&bounded(&["replay", path.to_str().unwrap()]), 1), &["op `a\\u{1b}[2J\\r\\u{7}`"]);
+}
+
+#[test]
+fn what_a_model_says_of_itself_reaches_no_terminal_as_it_is() {
+    let dir = model();
+    change(
+        dir.path().join("config.json"),
+        "model_type",
+        "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}".into(),
+    );
+    let output = bounded(&["run", "--model", dir.path().to_str().unwrap()]);
+    has(
+        &line(&output, 1),
+        &["model_type: \\u{1b}]0;owned\\u{7}\\u{1b}[2J\\u{9b}; supported: llama"],
+    );
+    let dir = model();
+    change(dir.path().join("config.json"), "hidden_act", "x".repeat(3 << 20).into());
+    let text = line(&bounded(&["run", "--model", dir.path().to_str().unwrap()]), 1);
+    assert!(text.len() < 1000, "{}", text.len());
+}
+
+#[test]
+fn a_tokenizer_that_panics_is_a_line() {
+    for (key, value, prompt) in [
+        (
+            "normalizer",
+            serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+            "a",
+        ),
+        (
+            "decoder",
+            serde_json::json!({"type": "Strip", "content": "a", "start": 0, "stop": 9}),
+            "a",
+        ),
+        (
+            "normalizer",
+            serde_json::json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"}),
+            "a",
+        ),
+    ] {
+        let dir = model();
+        let path = dir.path().join("tokenizer.json");
+        let json = serde_json::json!({
+            "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        });
+        fs::write(&path, json.to_string()).unwrap();
+        change(path, key, value);
+        let output = bounded(&[
+            "run",
+            "--tokens",
+            "2",
+            "--prompt",
+            prompt,
+            "--model",
+            dir.path().to_str().unwrap(),
+        ]);
+        has(&line(&output, 1), &["tokenizer.json: ", "its library failed: "]);
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_give_no_token() {
+    let dir = model();
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[data..].fill(0xFF);
+    fs::write(&path, bytes).unwrap();
+    let at = dir.path().to_str().unwrap();
+    for device in [&["--json"][..], &["--device", "cuda:0", "--sim"]] {
+        if device.len() > 1 && !cfg!(feature = "cuda") {
+            continue;
+        }
+        let run = ["run", "--model", at, "--prompt-ids", "1,2", "--tokens", "3"];
+        let text = line(&bounded(&[&run[..], device].concat()), 1);
+        has(&text, &[at, "new token 1: no logit is a number"]);
+        // A check on the device names the logit, in both modes.
+        for mode in ["eager", "graph"] {
+            let checked = ["--check", "--mode", mode];
+            let text = line(&bounded(&[&run[..], device, &checked].concat()), 1);
+            has(&text, &[at, "check logits: element 0 is NaN"]);
+        }
+    }
+}
+
+#[test]
+fn files_that_cannot_be_written_are_noticed_before_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let names =
+        || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    for flag in ["--memory-trace", "--memory-snapshot", "--report"] {
+        for bad in [path("no/such/folder"), path("."), "/proc/t.csv".to_owned()] {
+            let output = bounded(&["run", "--tokens", "2", flag, &bad]);
+            line(&output, 1);
+            assert!(output.stdout.is_empty(), "{flag} {bad}: noticed after the run");
+        }
+        // A full device, after the run.
+        line(&bounded(&["run", "--tokens", "2", "--json", flag, "/dev/full"]), 1);
+    }
+    let both =
+        ["run", "--tokens", "2", "--memory-trace", &path("x"), "--memory-snapshot", &path("./x")];
+    has(&line(&bounded(&both), 2), &["--memory-trace and --memory-snapshot"]);
+    let both = ["run", "--tokens", "2", "--report", &path("x"), "--memory-snapshot", &path("./x")];
+    has(&line(&bounded(&both), 2), &["--memory-snapshot and --report"]);
+    assert!(names().is_empty(), "{:?}", names());
+    // An existing file is replaced completely, through a link too.
+    fs::write(path("real"), "old").unwrap();
+    symlink(path("real"), path("link")).unwrap();
+    let output = bounded(&[
+        "run",
+        "--tokens",
+        "2",
+        "--memory-trace",
+        &path("link"),
+        "--memory-snapshot",
+        "/dev/null",
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(fs::read_to_string(path("real")).unwrap().starts_with("t_us,op,id,size,stream\n"));
+    assert!(fs::symlink_metadata(path("link")).unwrap().is_symlink());
+    assert_eq!(names().len(), 2, "{:?}", names());
+}
+
+#[test]
+fn a_closed_standard_output_is_an_error() {
+    for arguments in [&["devices"][..], &["run", "--tokens", "1"], &["--version"]] {
+        let output = limited("exec 1>&-", arguments).stderr(Stdio::piped()).output().unwrap();
+        has(&line(&output, 1), &["standard output is closed"]);
+    }
+    let output = leasehold().arg("--version").stdout(Stdio::null()).output().unwrap();
+    assert!(output.status.success());
+}
+
+#[test]
+fn debug_aids_that_cannot_be_are_named_with_a_cure() {
+    let raw = OsStr::from_bytes(b"poison\xff\x1b");
+    let output = leasehold()
+        .args(["run", "--tokens", "1"])
+        .env("LEASEHOLD_MEMORY_DEBUG", raw)
+        .output()
+        .unwrap();
+    has(&line(&output, 2), &["LEASEHOLD_MEMORY_DEBUG", "no UTF-8"]);
+    #[cfg(feature = "cuda")]
+    for aids in ["guard", "poison"] {
+        let output = bounded(&[
+            "run",
+            "--tokens",
+            "1",
+            "--device",
+            "cuda:0",
+            "--sim",
+            "--memory-debug",
+            aids,
+        ]);
+        has(
+            &line(&output, 2),
+            &["--memory-debug", aids, "cuda:0", "pass-through", "the CPU has all"],
+        );
+    }
+}
+
+#[test]
+fn the_help_claims_what_is_there() {
+    let text = String::from_utf8(call(&["--help"]).stdout).unwrap();
+    assert!(text.contains("CPU, CUDA and Metal"), "{text}");
+}
+
+/// The system refuses threads. Limits do not apply to the superuser, so another user runs the
+/// command then.
+#[test]
+fn no_thread_to_be_had_is_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let trace = small_trace(dir.path());
+    let copy = dir.path().join("leasehold");
+    fs::copy(env!("CARGO_BIN_EXE_leasehold"), &copy).unwrap();
+    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new("bash");
+        command
+            .args(["-c", "ulimit -u 1; exec \"$0\" \"$@\""])
+            .arg(&copy)
+            .args(arguments)
+            .current_dir(dir.path());
+        if root {
+            command.uid(65_534).gid(65_534);
+        }
+        command.output().unwrap()
+    };
+    let output = run(&["replay", &trace, "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    has(
+        &line(&run(&["replay", &trace, "--threads", "4"]), 1),
+        &["the system gives no more threads"],
+    );
+    has(
+        &line(&run(&["bench", "memory", "--threads", "2"]), 1),
+        &["the system gives no more threads"],
+    );
+    let quick = [
+        "bench",
+        "alloc",
+        "--workload",
+        "ping-pong 4",
+        "--rounds",
+        "1",
+        "--pairs",
+        "100",
+        "--threads",
+        "2",
+    ];
+    has(&line(&run(&quick), 1), &["threads"]);
+    let output = run(&["conformance", "--filter", "1,10"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.code() == Some(1) && !text.contains("panicked"),
+        "{:?} {text}",
+        output.status
+    );
+}
+
+#[test]
+fn memory_of_the_host_is_asked_before_it_is_taken() {
+    let dir = model();
+    change(dir.path().join("config.json"), "max_position_embeddings", (1 << 28).into());
+    let at = dir.path().to_str().unwrap();
+    let run = ["run", "--model", at, "--prompt-ids", "1", "--tokens", "90000000", "--json"];
+    let output = limited("ulimit -v 4000000", &run).output().unwrap();
+    has(&line(&output, 1), &[at, "90000000 tokens", "of host memory", "--tokens"]);
+    let output = limited("ulimit -v 200000", &["conformance"]).output().unwrap();
+    has(&line(&output, 1), &["the suite needs 1.8 GiB of addresses", "ulimit -v"]);
+    // The available memory bounds heaps, not a constant.
+    let figures = [
+        "bench",
+        "alloc",
+        "--workload",
+        "mixed, 1000 ",
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+        "--pairs",
+        "100",
+        "--json",
+    ];
+    let output = limited("ulimit -v 4000000", &figures).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let heap = report["workloads"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|f| f["allocator"] == "system allocator")
+        .unwrap();
+    assert!(heap["ns"].is_null(), "2 GiB live in a process of 4 GB of addresses: {heap}");
+}

@@ -1,0 +1,287 @@
+//! `run --ranks`: a model over several ranks, as threads and under a launcher's variables.
+
+use super::{call, json, leasehold, repository};
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn golden(at: usize) -> (String, serde_json::Value) {
+    let text = std::fs::read_to_string(repository("models/tiny-python/model/golden.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let case = &golden["cases"][at];
+    let ids: Vec<_> =
+        case["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
+    (ids.join(","), case["greedy_48"].clone())
+}
+
+/// The one line of a failure, without what it begins with.
+fn line(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(text.lines().count(), 1, "one line: {text}");
+    text.trim().strip_prefix("leasehold: ").expect("a failure").to_owned()
+}
+
+#[test]
+fn ranks_give_the_golden_ids_of_one_rank() {
+    for (at, device) in
+        [&["--device", "cpu"][..], &["--device", "sim:0"], &["--device", "cuda:0", "--sim"]]
+            .into_iter()
+            .enumerate()
+    {
+        let (prompt, greedy) = golden(at);
+        let ranks = if at == 0 { "2" } else { "4" };
+        let tokens = if at == 0 { "48" } else { "12" };
+        let more = ["--ranks", ranks, "--prompt-ids", &prompt, "--tokens", tokens, "--json"];
+        let report = json(&[&["run"], device, &more].concat());
+        let found = report["output_ids"].as_array().unwrap();
+        assert_eq!(found[..], greedy.as_array().unwrap()[..found.len()], "{device:?}");
+        assert_eq!(found.len().to_string(), tokens);
+        assert_eq!(report["ranks"].to_string(), ranks);
+        assert_eq!((&report["ranks_agree"], &report["modes_agree"]), (&true.into(), &true.into()));
+    }
+    // One rank has none to agree with.
+    let alone = json(&["run", "--ranks", "1", "--tokens", "2", "--json"]);
+    assert_eq!((alone["ranks"].as_u64(), alone["ranks_agree"].is_null()), (Some(1), true));
+}
+
+#[test]
+fn the_text_of_ranks_is_printed_once() {
+    let prompt = ["run", "--prompt", "import os", "--tokens", "6", "--mode", "graph"];
+    let texts = [&prompt[..], &[&prompt[..], &["--ranks", "2"]].concat()].map(|arguments| {
+        let output = call(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    });
+    let text = |all: &str| all.split("\n\n").next().unwrap().to_owned();
+    assert_eq!(text(&texts[0]), text(&texts[1]));
+    assert_eq!(texts[1].matches("import os").count(), 1);
+    assert!(texts[1].contains("the first of 2 ranks"), "{}", texts[1]);
+    assert!(texts[1].contains("all ranks agree to the bit"), "{}", texts[1]);
+}
+
+/// A request for a report ends nothing.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_shows_what_each_rank_does() {
+    use std::io::{BufRead, BufReader};
+    let mut run = leasehold()
+        .args(["run", "--ranks", "2", "--tokens", "200", "--mode", "eager"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let id = run.id().to_string();
+    // Before it listens, the signal would end it.
+    let listens = || {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (10 - 1)) != 0
+    };
+    let until = Instant::now() + Duration::from_secs(120);
+    while !listens() {
+        assert!(Instant::now() < until, "it does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let ask = || std::process::Command::new("kill").args(["-USR1", &id]).status().unwrap();
+    assert!(ask().success());
+    let lines = BufReader::new(run.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let told: Vec<String> = lines.filter(|line| line.starts_with("rank ")).take(2).collect();
+    assert!(told[0].starts_with("rank 0: ") && told[1].starts_with("rank 1: "), "{told:?}");
+    assert!(run.wait().unwrap().success());
+}
+
+/// The others would wait for it. On simulated CUDA nothing but the command's end ends their wait.
+#[test]
+fn a_rank_that_is_lost_ends_the_command_and_is_named() {
+    for device in [&["--device", "cpu:0"][..], &["--device", "cuda:0", "--sim"]] {
+        // The time until the rank is lost is not counted.
+        let arguments = ["--ranks", "4", "--tokens", "10", "--mode", "eager", "--json"];
+        let begin = Instant::now();
+        let whole = call(&[&["run"], device, &arguments].concat());
+        assert!(whole.status.success());
+        let (usual, begin) = (begin.elapsed(), Instant::now());
+        let lost = call(&[&["run"], device, &arguments, &["--kill", "2@5"]].concat());
+        let took = begin.elapsed();
+        assert_eq!((lost.status.code(), lost.stdout.is_empty()), (Some(1), true), "{device:?}");
+        assert_eq!(line(&lost), "rank 2: ended at token 5 by --kill", "{device:?}");
+        assert!(took < 3 * usual + Duration::from_secs(5), "{device:?}: {took:?} of {usual:?}");
+    }
+}
+
+#[test]
+fn what_ranks_cannot_do_is_refused_with_the_cure() {
+    for (arguments, words) in [
+        (&["--ranks", "3"][..], &["3 ranks", "8 heads", "take 1, 2, 4 or 8 ranks"][..]),
+        (&["--ranks", "0"], &["--ranks"]),
+        (&["--ranks", "2", "--kill", "2@1"], &["no rank 2 of 2"]),
+        (&["--ranks", "2", "--kill", "2"], &["1@40"]),
+        (&["--kill", "0@1"], &["--ranks"]),
+        (&["--ranks", "2", "--hosts", "2"], &["--hosts", "cuda:0"]),
+        (&["--ranks", "2", "--device", "mps:0", "--sim"], &["mps:0", "no collectives"]),
+        (&["--ranks", "2", "--trace", "-"], &["--trace", "one rank"]),
+    ] {
+        let output = call(&[&["run", "--tokens", "2"], arguments].concat());
+        let line = line(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {line}");
+        assert!(words.iter().all(|word| line.contains(word)), "{arguments:?}: {line}");
+    }
+}
+
+/// Copies on GPUs. Without GPUs the command says so before it starts any.
+#[test]
+#[cfg(feature = "cuda")]
+fn ranks_without_gpus_are_refused_at_once() {
+    let output = call(&["run", "--device", "cuda", "--ranks", "65000", "--tokens", "2"]);
+    let line = line(&output);
+    assert_eq!(output.status.code(), Some(2), "{line}");
+    let output = call(&["run", "--device", "cuda:30", "--ranks", "2", "--tokens", "2"]);
+    let line = self::line(&output);
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.contains("cuda:30"), "{line}");
+}
+
+/// The variables of a launcher for a rank of two on one host, and the port of its own store.
+type Launcher = fn(rank: &str, port: &str) -> Vec<(&'static str, String)>;
+
+fn torchrun(rank: &str, port: &str) -> Vec<(&'static str, String)> {
+    let two = || "2".to_owned();
+    vec![
+        ("RANK", rank.to_owned()),
+        ("LOCAL_RANK", rank.to_owned()),
+        ("WORLD_SIZE", two()),
+        ("LOCAL_WORLD_SIZE", two()),
+        ("GROUP_RANK", "0".to_owned()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_owned()),
+    ]
+}
+
+fn mpirun(rank: &str, port: &str) -> Vec<(&'static str, String)> {
+    vec![
+        ("OMPI_COMM_WORLD_RANK", rank.to_owned()),
+        ("OMPI_COMM_WORLD_SIZE", "2".to_owned()),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_owned()),
+        // By `mpirun -x`.
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_owned()),
+    ]
+}
+
+fn srun(rank: &str, port: &str) -> Vec<(&'static str, String)> {
+    let store: u16 = port.parse::<u16>().unwrap() + 1;
+    vec![
+        ("SLURM_PROCID", rank.to_owned()),
+        ("SLURM_NTASKS", "2".to_owned()),
+        ("SLURM_LOCALID", rank.to_owned()),
+        ("LEASEHOLD_STORE", format!("tcp://127.0.0.1:{store}")),
+    ]
+}
+
+/// A port whose successor is free too.
+fn port() -> String {
+    loop {
+        let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = first.local_addr().unwrap().port();
+        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port.to_string();
+        }
+    }
+}
+
+/// Between processes the CPU has no collectives. Each process says so at once, and waits for no
+/// other.
+#[test]
+fn a_launchers_process_on_the_cpu_is_told_its_variable_and_the_cure() {
+    for (launcher, variable) in
+        [(torchrun as Launcher, "RANK"), (mpirun, "OMPI_COMM_WORLD_RANK"), (srun, "SLURM_PROCID")]
+    {
+        let port = port();
+        for rank in ["0", "1"] {
+            let mut command = leasehold();
+            command.args(["run", "--tokens", "2", "--json"]).envs(launcher(rank, &port));
+            let (begun, output) = (Instant::now(), command.output().unwrap());
+            assert!(begun.elapsed() < Duration::from_secs(20), "it has waited for the others");
+            let line = line(&output);
+            assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{line}");
+            assert!(line.starts_with(&format!("rank {rank} of 2: {variable}={rank} ")), "{line}");
+            assert!(line.contains("give --ranks 2 without a launcher"), "{line}");
+        }
+        // A text of the process's own.
+        let mut alone = leasehold();
+        alone.args(["run", "--tokens", "2", "--json", "--ranks", "1"]).envs(launcher("1", &port));
+        let output = alone.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// On GPUs a launcher's process starts itself anew with NCCL's variables, and takes the device of
+/// its rank on the host. This device is not there.
+#[test]
+#[cfg(all(unix, feature = "cuda"))]
+fn a_launchers_process_on_gpus_is_a_rank_with_its_own_device() {
+    let mut command = leasehold();
+    command.args(["run", "--device", "cuda:30", "--tokens", "2"]);
+    let output = command.envs(torchrun("0", &port())).env("LOCAL_RANK", "1").output().unwrap();
+    let line = line(&output);
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.starts_with("rank 0: ") && line.contains("cuda:31"), "{line}");
+}
+
+/// A device that is not there, so nothing but the variables is looked at.
+#[test]
+#[cfg(feature = "cuda")]
+fn a_launchers_environment_without_a_store_names_the_cure() {
+    let mut command = leasehold();
+    command.args(["run", "--device", "cuda:30", "--tokens", "2"]);
+    command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "4").env("SLURM_STEP_NUM_TASKS", "4");
+    let line = line(&command.output().unwrap());
+    for word in ["SLURM_PROCID=0", "SLURM_NTASKS=4", "LEASEHOLD_STORE", "--ranks 1"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+}
+
+/// The script of a batch job, and a task of its own.
+#[test]
+fn a_process_alone_of_slurms_is_one_rank() {
+    for tasks in ["4", "1"] {
+        let mut command = leasehold();
+        command.args(["run", "--tokens", "2", "--json"]);
+        let output = command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", tasks).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// As a shell leaves a variable that it has cleared.
+#[test]
+fn an_empty_variable_names_no_rank() {
+    let mut command = leasehold();
+    command.args(["run", "--ranks", "2", "--tokens", "2", "--json"]).env("LEASEHOLD_RANK", "");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["ranks"], 2);
+}
+
+#[test]
+fn ranks_are_measured_beside_one_rank() {
+    for (device, more) in [
+        (&["--device", "cpu:0"][..], &["--prompt", "20"][..]),
+        (&["--device", "cuda:0", "--sim"], &["--batch", "2"]),
+    ] {
+        let arguments = ["--ranks", "2", "--tokens", "4", "--repeat", "2", "--json"];
+        let report = json(&[&["bench", "decode"], device, &arguments, more].concat());
+        assert_eq!(report["ranks"], 2, "{report}");
+        for side in ["one_rank", "all_ranks"] {
+            for rate in ["prompt_tokens_per_s", "tokens_per_s", "step_ms_p50"] {
+                assert!(report[side][rate].as_f64().unwrap() > 0.0, "{side} {rate}: {report}");
+            }
+        }
+        assert!(report["ratio"].as_f64().unwrap() > 0.0 && !report["prompt_ratio"].is_null());
+        let bytes = |of: &str| report[of].as_u64().unwrap();
+        // Half of the layers, and all of the table.
+        assert!((bytes("part_bytes") as f64) < 0.8 * bytes("weight_bytes") as f64, "{report}");
+        let differ = report["logits_differ_from_one_rank"].as_f64().unwrap();
+        assert!(differ > 0.0 && differ < 1e-3, "{differ}");
+    }
+    let refused = call(&["bench", "decode", "--ranks", "2", "--batch", "2", "--join", "9"]);
+    assert!(line(&refused).contains("--join"), "{}", line(&refused));
+}

@@ -1,0 +1,514 @@
+//! The output of `devices`, `run` and `bench`.
+
+use super::{call, json, leasehold, repository};
+
+fn golden() -> serde_json::Value {
+    let text = std::fs::read_to_string(repository("models/tiny-python/model/golden.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn ids(value: &serde_json::Value) -> String {
+    value.as_array().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn the_bundled_model_gives_the_golden_ids_and_logits() {
+    for case in golden()["cases"].as_array().unwrap() {
+        let prompt = ids(&case["prompt_ids"]);
+        let report =
+            json(&["run", "--json", "--logits", "--prompt-ids", &prompt, "--tokens", "48"]);
+        assert_eq!(report["output_ids"], case["greedy_48"]);
+        assert_eq!(report["modes_agree"], true);
+        assert_eq!(report["memory"]["driver_allocations_in_decode"], 0);
+        let (mut worst, mut error, mut norm) = (0f64, 0f64, 0f64);
+        let pairs = report["last_logits"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(case["last_logits"].as_array().unwrap());
+        for (ours, theirs) in pairs {
+            let (ours, theirs) = (ours.as_f64().unwrap(), theirs.as_f64().unwrap());
+            worst = worst.max((ours - theirs).abs());
+            error += (ours - theirs).powi(2);
+            norm += theirs.powi(2);
+        }
+        assert!(worst < 2e-2 && (error / norm).sqrt() < 1e-3, "{worst} {}", (error / norm).sqrt());
+    }
+}
+
+#[test]
+fn every_thread_count_gives_the_same_bits() {
+    let all: Vec<_> = ["1", "2", "3", "4"]
+        .iter()
+        .map(|t| {
+            json(&[
+                "run",
+                "--json",
+                "--logits",
+                "--prompt-ids",
+                "316,221",
+                "--tokens",
+                "24",
+                "--threads",
+                t,
+            ])
+        })
+        .collect();
+    for report in &all {
+        assert_eq!(report["modes_agree"], true);
+        assert_eq!(report["output_ids"], all[0]["output_ids"]);
+        assert_eq!(report["last_logits"], all[0]["last_logits"]);
+    }
+}
+
+#[test]
+fn the_report_has_every_field() {
+    let report = json(&["run", "--json", "--tokens", "4", "--prompt", "import os"]);
+    for field in ["device", "model", "prompt_ids", "output_ids", "text", "modes_agree"] {
+        assert!(report.get(field).is_some(), "{field}");
+    }
+    for mode in ["eager", "graph"] {
+        for field in ["prefill_ms", "decode_tokens_per_s", "token_ms_p50", "token_ms_p99"] {
+            assert!(report["modes"][mode][field].as_f64().is_some(), "{mode}.{field}");
+        }
+    }
+    for field in ["live_peak_bytes", "reserved_peak_bytes", "driver_allocations_in_decode"] {
+        assert!(report["memory"][field].as_u64().is_some(), "{field}");
+    }
+    assert_eq!(report["output_ids"].as_array().unwrap().len(), 4);
+    assert!(report.get("last_logits").is_none());
+}
+
+#[test]
+fn one_mode_has_nothing_to_agree_with() {
+    let report = json(&["run", "--json", "--tokens", "2", "--mode", "graph"]);
+    assert!(report["modes"].get("eager").is_none());
+    assert!(report["modes_agree"].is_null());
+}
+
+#[test]
+fn sampling_is_a_function_of_its_seed() {
+    let draw = |seed: &str| {
+        json(&[
+            "run",
+            "--json",
+            "--tokens",
+            "24",
+            "--temperature",
+            "1.2",
+            "--top-k",
+            "50",
+            "--seed",
+            seed,
+        ])["output_ids"]
+            .clone()
+    };
+    assert_eq!(draw("7"), draw("7"));
+    assert_ne!(draw("7"), draw("8"));
+}
+
+#[test]
+fn a_check_of_the_logits_changes_no_token() {
+    let run = ["run", "--json", "--logits", "--tokens", "6", "--prompt-ids", "316,221"];
+    let (plain, checked) = (json(&run), json(&[&run[..], &["--check"]].concat()));
+    assert_eq!(checked["modes_agree"], true);
+    for field in ["output_ids", "last_logits"] {
+        assert_eq!(plain[field], checked[field], "{field}");
+    }
+}
+
+#[test]
+fn bf16_activations_agree_between_modes() {
+    let report =
+        json(&["run", "--json", "--tokens", "16", "--dtype", "bf16", "--prompt-ids", "316,221"]);
+    assert_eq!(report["modes_agree"], true);
+}
+
+#[test]
+fn text_streams_to_standard_output_and_a_table_follows() {
+    let output = call(&["run", "--tokens", "8", "--prompt", "import os"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.starts_with("import os"), "{text}");
+    assert!(text.contains("tokens/s") && text.contains("agree to the bit"), "{text}");
+}
+
+/// A folder with a small model whose config has changes; `null` removes a key.
+fn changed_model(name: &str, changes: serde_json::Value) -> tempfile::TempDir {
+    let from = repository("models/llama/tests/models").join(name);
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        if from.join(file).exists() {
+            std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+        }
+    }
+    let path = dir.path().join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    std::fs::write(&path, config.to_string()).unwrap();
+    dir
+}
+
+/// The decoder strips the space at the beginning of a text. The one after the prompt stays.
+#[test]
+fn the_text_is_what_the_new_ids_add_to_the_prompts() {
+    let dir = changed_model("untied-head", serde_json::json!({}));
+    let path = dir.path().join("tokenizer.json");
+    let mut tokenizer: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    // Each id is a word, and the prompt is two of them.
+    let words: serde_json::Map<String, serde_json::Value> =
+        (0..256).map(|i| (format!("\u{2581}w{i}"), i.into())).collect();
+    tokenizer["model"] = serde_json::json!({"type": "BPE", "vocab": words, "merges": []});
+    tokenizer["decoder"] = serde_json::json!({"type": "Metaspace", "replacement": "\u{2581}",
+        "prepend_scheme": "always", "split": true});
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let run = ["run", "--model", model, "--prompt-ids", "5,9", "--tokens", "4"];
+    let report = json(&[&run[..], &["--json"]].concat());
+    let words: Vec<String> = report["output_ids"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|id| id.as_u64().filter(|&id| id < 256).map(|id| format!(" w{id}")))
+        .collect();
+    assert!(!words.is_empty(), "{report}");
+    assert_eq!(report["text"], words.concat());
+    let shown = String::from_utf8(call(&run).stdout).unwrap();
+    assert!(shown.starts_with(&format!("w5 w9{}\n", words.concat())), "{shown}");
+}
+
+#[test]
+fn generation_config_names_the_end_and_the_sampling() {
+    let dir = changed_model("grouped-heads", serde_json::json!({"eos_token_id": null}));
+    let model = dir.path().to_str().unwrap();
+    let run = ["run", "--model", model, "--prompt-ids", "3,1,4", "--tokens", "6", "--json"];
+    let with = |more: &[&str]| call(&[&run[..], more].concat());
+    let ids = |output: &std::process::Output| -> Vec<u64> {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{text}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        serde_json::from_value(report["output_ids"].clone()).unwrap()
+    };
+    let stderr =
+        |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let all = ids(&with(&[]));
+    let without = with(&["--stop-at-eos"]);
+    assert_eq!(ids(&without), all);
+    assert!(stderr(&without).contains("note: --stop-at-eos: "), "{}", stderr(&without));
+    let without = with(&["--defaults"]);
+    assert_eq!(without.status.code(), Some(2));
+    assert!(stderr(&without).contains("no generation_config.json"), "{}", stderr(&without));
+
+    let path = dir.path().join("generation_config.json");
+    let write = |text: &str| std::fs::write(&path, text).unwrap();
+    write(&format!(
+        r#"{{"eos_token_id": [{}], "do_sample": true, "temperature": 1.5, "top_k": 0}}"#,
+        all[2]
+    ));
+    assert_eq!(ids(&with(&["--stop-at-eos"])), all[..3]);
+    assert_eq!(ids(&with(&[])), all, "greedy unless the defaults are asked for");
+    let explicit = ids(&with(&["--temperature", "1.5", "--seed", "5"]));
+    assert_ne!(explicit, all);
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5"])), explicit);
+    assert_eq!(ids(&with(&["--defaults", "--temperature", "0"])), all);
+    write(r#"{"do_sample": false, "temperature": 1.5}"#);
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5"])), all);
+    write(r#"{"do_sample": true, "temperature": 1.5, "top_k": 0, "top_p": 0.9, "min_p": 0.05}"#);
+    let named = ids(&with(&["--defaults", "--seed", "5"]));
+    let cuts = ["--top-p", "0.9", "--min-p", "0.05"];
+    let explicit = [&["--temperature", "1.5", "--seed", "5"][..], &cuts].concat();
+    assert_eq!(ids(&with(&explicit)), named);
+    // The most probable token alone.
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5", "--top-p", "1e-9"])), all);
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5", "--min-p", "1"])), all);
+    for (flag, value) in [("--top-p", "0"), ("--top-p", "1.1"), ("--min-p", "-0.1")] {
+        let refused = with(&[flag, value]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains("give a number"), "{}", stderr(&refused));
+    }
+    // Rules count for greedy choices too, and not without --defaults.
+    write(&format!(r#"{{"suppress_tokens": [{}], "begin_suppress_tokens": []}}"#, all[0]));
+    let ruled = ids(&with(&["--defaults"]));
+    assert!(!ruled.contains(&all[0]), "{ruled:?}");
+    assert_eq!(ids(&with(&[])), all);
+    write(r#"{"repetition_penalty": 1000}"#);
+    let ruled = ids(&with(&["--defaults", "--check"]));
+    let seen = [&[3, 1, 4][..], &ruled].concat();
+    let different: std::collections::BTreeSet<_> = seen.iter().collect();
+    assert_eq!(different.len(), seen.len(), "{seen:?}");
+    write(r#"{"do_sample": true, "typical_p": 0.9}"#);
+    let refused = with(&["--defaults"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).contains("generation_config.json: typical_p: 0.9"),
+        "{}",
+        stderr(&refused)
+    );
+    write(r#"{"eos_token_id": "#);
+    let damaged = with(&[]);
+    assert_eq!(damaged.status.code(), Some(1));
+    assert!(stderr(&damaged).contains("generation_config.json: no valid JSON"));
+}
+
+#[test]
+fn a_stored_head_that_the_config_ties_is_used_with_a_note() {
+    let dir = changed_model("untied-head", serde_json::json!({"tie_word_embeddings": true}));
+    let from = repository("models/llama/tests/models/untied-head");
+    let run = |model: &std::path::Path| {
+        let model = model.to_str().unwrap();
+        let run = ["run", "--model", model, "--prompt-ids", "3,1,4", "--tokens", "6", "--json"];
+        call(&run)
+    };
+    let (tied, untied) = (run(dir.path()), run(&from));
+    let ids = |output: &std::process::Output| {
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["output_ids"].clone()
+    };
+    assert_eq!(ids(&tied), ids(&untied));
+    let notes = String::from_utf8(tied.stderr).unwrap();
+    assert!(notes.starts_with("note: ") && notes.contains("lm_head.weight"), "{notes}");
+    assert!(untied.stderr.is_empty());
+}
+
+#[test]
+fn the_command_works_from_any_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copied");
+    std::fs::copy(env!("CARGO_BIN_EXE_leasehold"), &copy).unwrap();
+    let output = std::process::Command::new(&copy)
+        .args(["run", "--tokens", "1", "--json"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+}
+
+#[test]
+fn devices_lists_every_backend_with_its_reason() {
+    let report = json(&["devices", "--json"]);
+    let backends = report["backends"].as_array().unwrap();
+    let find = |name: &str| backends.iter().find(|b| b["backend"] == name).unwrap();
+    let cpu = find("cpu");
+    assert_eq!(cpu["available"], true);
+    assert_eq!(cpu["devices"][0]["id"], "cpu:0");
+    assert!(cpu["devices"][0]["memory_total_bytes"].as_u64().unwrap() > 0);
+    for name in ["cuda", "mps"] {
+        assert_eq!(find(name)["available"], false);
+        assert!(!find(name)["reason"].as_str().unwrap().is_empty());
+    }
+    assert!(call(&["devices"]).status.success());
+}
+
+#[test]
+fn other_models_run_from_their_folders() {
+    for name in ["odd-sizes", "sharded", "llama3-rope"] {
+        let dir = repository("models/llama/tests/models").join(name);
+        let output = leasehold()
+            .args(["run", "--json", "--prompt-ids", "3,1,4", "--tokens", "6", "--model"])
+            .arg(&dir)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn a_timeline_has_every_kernel_of_a_token_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.json");
+    let path = path.to_str().unwrap();
+    let mut names: Vec<Vec<String>> = Vec::new();
+    for device in
+        [&["--device", "cpu:0"][..], &["--device", "cuda:0", "--sim"], &["--device", "sim:0"]]
+    {
+        let run = ["run", "--json", "--tokens", "2", "--mode", "eager", "--trace", path];
+        let report = json(&[&run[..], device].concat());
+        assert_eq!(report["output_ids"].as_array().unwrap().len(), 2);
+        let trace: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let of = |category: &str| -> Vec<&serde_json::Value> {
+            events.iter().filter(|e| e["cat"] == category).collect()
+        };
+        let (kernels, submissions) = (of("kernel"), of("submission"));
+        let other = &trace["otherData"];
+        let known = |e: &serde_json::Value| match e["ph"].as_str() {
+            Some("X") => e["dur"].is_f64(),
+            phase => matches!(phase, Some("M" | "C" | "s" | "f")),
+        };
+        assert!(events.iter().all(known));
+        // A launch is one submission; the host's others give the device an order or are waits.
+        let launches = submissions.iter().filter(|e| e["name"] != "order").count();
+        assert_eq!(kernels.len(), launches);
+        let stream = &other["streams"][0];
+        assert_eq!(stream["operations"].as_u64(), Some(kernels.len() as u64), "{other}");
+        assert_eq!(other["streams"].as_array().unwrap().len(), 1);
+        // One after the other, with the gaps that are told, and sums that fit.
+        let number = |e: &serde_json::Value, key: &str| e[key].as_f64().unwrap();
+        let (mut end, mut busy, mut gaps) = (number(kernels[0], "ts"), 0.0, 0.0);
+        for (i, kernel) in kernels.iter().enumerate() {
+            // Nothing is in front of the first one.
+            let gap = kernel["args"]["gap_before_us"].as_f64();
+            assert_eq!(gap.is_none(), i == 0, "{kernel}");
+            let gap = gap.unwrap_or(0.0);
+            assert!((number(kernel, "ts") - end - gap).abs() < 0.01, "{kernel}: {end}");
+            end = number(kernel, "ts") + number(kernel, "dur");
+            (busy, gaps) = (busy + number(kernel, "dur"), gaps + gap);
+        }
+        assert!(busy > 0.0 && (busy - number(stream, "busy_us")).abs() < 0.01, "{other}");
+        assert!((gaps - number(stream, "gaps_us")).abs() < 0.01, "{other}");
+        names.push(kernels.iter().map(|k| k["name"].as_str().unwrap().to_owned()).collect());
+    }
+    assert!(names.iter().all(|n| n.len() > 10 && *n == names[0]), "{names:?}");
+    assert_eq!(names[0].last().map(String::as_str), Some("next_token"));
+    let output = call(&["run", "--tokens", "2", "--trace", "/nowhere/t.json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+}
+
+/// The config.json of a small model.
+fn small_shape() -> serde_json::Value {
+    serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 300,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16"})
+}
+
+#[test]
+fn decode_measures_random_weights_of_a_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shape.json");
+    std::fs::write(&path, small_shape().to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let bench =
+        ["bench", "decode", "--random-weights", "--seed", "7", "--prompt", "9", "--tokens", "5"];
+    for device in [&["--device", "cpu:0"][..], &["--device", "cuda:0", "--sim"]] {
+        let all = [&bench[..], &["--repeat", "1", "--json", "--config", path], device].concat();
+        let report = json(&all);
+        assert_eq!((&report["prompt"], &report["seed"]), (&9.into(), &7.into()));
+        // By hand: layers of 64 x (64 + 32 + 32 + 64) and 3 x 64 x 96 weights and two norms, the
+        // last norm, the head, and one row of the embedding; two caches of 32 at 11 positions.
+        let layers = 2 * (64 * 192 + 3 * 64 * 96 + 128);
+        let weights = 2 * (layers + 64 + 300 * 64 + 64);
+        let cache = 2 * 2 * 32 * 4 * 11;
+        assert_eq!(report["weight_bytes"], 2 * (layers + 64 + 2 * 300 * 64));
+        let read = &report["bytes_per_token"];
+        assert_eq!((&read["weights"], &read["kv_cache"]), (&weights.into(), &cache.into()));
+        assert_eq!(read["total"], weights + cache);
+        let number = |key: &str| report[key].as_f64().unwrap();
+        let rate = report["graph"]["decode_tokens_per_s"].as_f64().unwrap();
+        let speed = f64::from(weights + cache) * rate / 1e9;
+        assert!((number("gigabytes_per_s") / speed - 1.0).abs() < 1e-9, "{report}");
+        let share = number("gigabytes_per_s") / number("copy_gigabytes_per_s");
+        assert!(share > 0.0 && (number("share_of_bandwidth") / share - 1.0).abs() < 1e-9);
+        assert!(number("prompt_tokens_per_s") > 0.0);
+    }
+    let table = call(&[&bench[..], &["--repeat", "1", "--config", path]].concat());
+    let text = String::from_utf8(table.stdout).unwrap();
+    for words in ["prompt of 9 tokens: ", "a token reads ", "% of a device copy's "] {
+        assert!(text.contains(words), "{text}");
+    }
+    for wrong in [&["--random-weights"][..], &["--config", path], &["--seed", "3"]] {
+        let output = call(&[&["bench", "decode"][..], wrong].concat());
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn decode_measures_several_sequences_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shape.json");
+    std::fs::write(&path, small_shape().to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let bench = ["bench", "decode", "--random-weights", "--prompt", "9", "--tokens", "5"];
+    let bench = [&bench[..], &["--repeat", "1", "--batch", "3", "--config", path]].concat();
+    let devices =
+        [&["cpu:0"][..], &["cpu:0", "--dtype", "bf16"], &["cuda:0", "--sim"], &["mps:0", "--sim"]];
+    for device in devices {
+        let report = json(&[&bench[..], &["--json", "--device"], device].concat());
+        assert_eq!((&report["batch"], &report["prompt"]), (&3.into(), &9.into()));
+        // The weights of `decode_measures_random_weights_of_a_shape`; for each sequence two caches
+        // of 32 in two layers at 12 positions: the timed steps are at 11 to 13.
+        let weights = 2 * (2 * (64 * 192 + 3 * 64 * 96 + 128) + 64 + 300 * 64 + 64);
+        let element = if device.contains(&"bf16") { 2 } else { 4 };
+        let caches = 3 * 2 * 2 * 32 * element * 12;
+        let read = &report["bytes_per_step"];
+        assert_eq!((&read["weights"], &read["kv_cache"]), (&weights.into(), &caches.into()));
+        assert_eq!(read["total"], weights + caches);
+        let number = |value: &serde_json::Value| value.as_f64().unwrap();
+        for mode in ["eager", "graph"] {
+            let rates = &report[mode];
+            let (all, each) = (number(&rates["tokens_per_s"]), number(&rates["tokens_per_s_each"]));
+            assert!(each > 0.0 && (all / each - 3.0).abs() < 1e-9, "{report}");
+        }
+        let speed =
+            f64::from(weights + caches) * number(&report["graph"]["tokens_per_s_each"]) / 1e9;
+        assert!((number(&report["gigabytes_per_s"]) / speed - 1.0).abs() < 1e-9, "{report}");
+        let share = number(&report["gigabytes_per_s"]) / number(&report["copy_gigabytes_per_s"]);
+        assert!(share > 0.0 && (number(&report["share_of_bandwidth"]) / share - 1.0).abs() < 1e-9);
+        let limit = if element == 4 { 1e-3 } else { 8e-2 };
+        assert!(number(&report["logits_differ_from_alone"]) <= limit, "{report}");
+        if element == 4 {
+            assert_eq!(report["texts_as_alone"], 3, "{report}");
+        }
+    }
+    let text = String::from_utf8(call(&bench).stdout).unwrap();
+    for words in
+        ["3 sequences with prompts of 9 tokens; ", "a step reads ", "equal to the bit; logits"]
+    {
+        assert!(text.contains(words), "{text}");
+    }
+    let output = call(&["bench", "decode", "--batch", "4000000000"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("4000000000 sequences"), "{text}");
+    for wrong in [&["--batch", "0"][..], &["--batch", "2", "--tokens", "2"]] {
+        let output = call(&[&["bench", "decode"][..], wrong].concat());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains("--batch"), "{text}");
+    }
+}
+
+/// The words of the lines of a table on standard error, where standard output is one JSON object.
+fn operators(arguments: &[&str]) -> Vec<Vec<String>> {
+    let output = call(&[arguments, &["--json", "--verbose"]].concat());
+    let table = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{table}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 1);
+    table
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).map(str::to_owned))
+        .map(|cells| cells.filter(|c| !c.is_empty()).collect())
+        .collect()
+}
+
+#[test]
+fn verbose_says_what_computes_each_operator() {
+    let run = operators(&["run", "--prompt-ids", "316,221", "--tokens", "3"]);
+    assert_eq!(run[0], ["operator", "shape", "computed by", "times"]);
+    let product = |of: &str, m: u32, entry: &str| -> Vec<String> {
+        let shape = format!("m {m}, k 256, n 256 + 128 + 128");
+        [of, "linear3", &shape, entry, "6"].map(str::to_owned).into()
+    };
+    for (of, m) in [("prompt", 2), ("step", 1)] {
+        assert!(run.contains(&product(of, m, "linear3")), "{run:?}");
+    }
+    let decode = ["bench", "decode", "--prompt", "20", "--tokens", "3", "--repeat", "1"];
+    let alone = operators(&decode);
+    assert!(alone.contains(&product("prompt", 20, "linear3")), "{alone:?}");
+    let batch = operators(&[&decode[..], &["--batch", "2"]].concat());
+    assert!(batch.contains(&product("step", 2, "linear3")), "{batch:?}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn verbose_shows_tensor_cores_by_their_kernels() {
+    let device = ["--device", "cuda:0", "--sim", "--dtype", "bf16"];
+    let run = ["run", "--prompt-ids", "316,221,3", "--tokens", "2", "--mode", "eager"];
+    let table = operators(&[&run[..], &device].concat());
+    let entry = |of: &str, name: &str| {
+        let row = table.iter().find(|row| row[0] == of && row[1] == name).unwrap();
+        row[3].clone()
+    };
+    assert_eq!(entry("prompt", "linear_gated"), "linear_gated_tiles");
+    assert_eq!(entry("step", "linear_gated"), "linear_gated");
+}
