@@ -29,7 +29,7 @@ mkdir -p "$root/include" "$root/lib/pkgconfig"
 cp tl/include/*.h crates/capi/include/*.h crates/capi/include/*.hpp "$root/include/"
 for library; do
     cp "$target/release/lib$library.a" "$root/lib/"
-    case $library in leasehold_memory) functions='tl_*; lh_*' ;; *) functions='leasehold_*' ;; esac
+    case $library in leasehold_memory) functions='tl_*' ;; *) functions='leasehold_*' ;; esac
     exports=$(mktemp)
     echo "{ global: $functions; local: *; };" >"$exports"
     # As cargo links: not unloadable, since its threads end after a program closes it.

@@ -5,6 +5,34 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A tensor of this program: its number of elements, then the elements. */
+typedef struct {
+    int64_t elements;
+    float data[];
+} Tensor;
+
+/* What the pool asks: tensors of one key may take each other's place. */
+static int32_t describe(const OpaqueTensor *tensor, tl_tensor_info *info) {
+    info->num_elements = (uint64_t)((const Tensor *)tensor)->elements;
+    info->dtype_id = TL_DTYPE_F32;
+    info->device_id = TL_DEVICE_CPU;
+    return 1;
+}
+static void destroy(OpaqueTensor *tensor) { free(tensor); }
+
+/* A tensor from the pool if it has one, owned by the current scope. */
+static OpaqueTensor *create(int64_t elements) {
+    OpaqueTensor *tensor = tl_pool_acquire(elements, TL_DTYPE_F32, TL_DEVICE_CPU);
+    if (!tensor) {
+        Tensor *made = malloc(sizeof *made + sizeof(float) * (size_t)elements);
+        made->elements = elements;
+        tensor = (OpaqueTensor *)made;
+    }
+    tl_mem_register_tensor(tensor);
+    return tensor;
+}
+static float *data(OpaqueTensor *tensor) { return ((Tensor *)tensor)->data; }
+
 typedef struct {
     OpaqueTensor *window;
     void *label;
@@ -13,11 +41,9 @@ typedef struct {
 /* Returns a new tensor, owned by the caller's scope. */
 static OpaqueTensor *average(OpaqueTensor *a, OpaqueTensor *b) {
     tl_mem_function_enter(0);
-    const int64_t n = lh_tensor_num_elements(a);
-    OpaqueTensor *result = lh_tensor_create(&n, 1, TL_DTYPE_F32);
-    const float *x = lh_tensor_data(a), *y = lh_tensor_data(b);
-    float *z = lh_tensor_data(result);
-    for (int64_t i = 0; i < n; i++) z[i] = 0.5f * (x[i] + y[i]);
+    const int64_t n = ((const Tensor *)a)->elements;
+    OpaqueTensor *result = create(n);
+    for (int64_t i = 0; i < n; i++) data(result)[i] = 0.5f * (data(a)[i] + data(b)[i]);
     tl_mem_promote(result); /* the result outlives the frame */
     tl_mem_function_exit();
     return result;
@@ -40,24 +66,24 @@ static char *label(int step) {
 }
 
 int main(void) {
-    const int64_t shape[1] = {4};
+    tl_mem_set_tensor_destructor(destroy);
+    tl_mem_set_tensor_describer(describe);
     tl_mem_function_enter(0);
 
     Series *series = malloc(sizeof *series);
     tl_mem_register_struct_named(series, "Series");
-    series->window = lh_tensor_create(shape, 1, TL_DTYPE_F32);
+    series->window = create(4);
     series->label = NULL;
-    memset(lh_tensor_data(series->window), 0, 4 * sizeof(float));
+    memset(data(series->window), 0, 4 * sizeof(float));
     tl_mem_unregister(series->window); /* the struct owns it now */
 
     for (int step = 1; step <= 3; step++) {
         tl_mem_enter_scope();
-        OpaqueTensor *input = lh_tensor_create(shape, 1, TL_DTYPE_F32);
-        float *data = lh_tensor_data(input);
-        for (int i = 0; i < 4; i++) data[i] = (float)step;
+        OpaqueTensor *input = create(4);
+        for (int i = 0; i < 4; i++) data(input)[i] = (float)step;
         OpaqueTensor *next = average(series->window, input);
-        lh_tensor_retain(next); /* assignment: the new value is counted, the old one released */
-        lh_tensor_release(series->window);
+        tl_tensor_acquire(next); /* assignment: the new value is counted, the old one released */
+        tl_tensor_release(series->window);
         series->window = next;
         char *text = label(step);
         tl_ptr_acquire(text);
@@ -65,10 +91,10 @@ int main(void) {
         series->label = text;
         tl_mem_exit_scope(); /* input goes back to the pool */
     }
-    printf("%s: %g\n", (char *)series->label, (double)((float *)lh_tensor_data(series->window))[0]);
+    printf("%s: %g\n", (char *)series->label, (double)data(series->window)[0]);
 
     /* The compiler's code for the fields, then the frame ends and takes the struct with it. */
-    lh_tensor_release(series->window);
+    tl_tensor_release(series->window);
     tl_ptr_release(series->label);
     tl_mem_function_exit();
 

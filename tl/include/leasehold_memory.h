@@ -21,7 +21,7 @@
  * Ends of threads and of the process
  *  - A thread attaches at its first call. When it ends, its open frames and scopes are closed, the outermost included. At that time
  *    its thread-local objects are gone, so nothing of the program's is called there: no scope hook, no describer, no destructor. Structs and
- *    lh_vec_ptr objects are freed, lh_tensor objects are pooled or freed. An object with a destructor of the program waits for the next scope or frame that
+ *    tl_vec_ptr objects are freed. A tensor, or an object with a destructor of the program, waits for the next scope or frame that
  *    any thread opens, or for tl_pool_trim, and is destroyed there. A thread that wants its own destructors to run calls tl_mem_close_thread.
  *  - After that (in later destructors of pthread keys) acquire and release still work, everything else is a no-op.
  *  - When the process exits, nothing is closed and nothing called. Call tl_mem_close_thread before, if it should be.
@@ -108,7 +108,14 @@ void tl_mem_register_struct_sized(void *ptr, const char *name, int64_t size);
  * the tensor destructor. */
 void tl_mem_register_tensor(OpaqueTensor *ptr);
 
-/* A vector of pointers of this library's layout (lh_vec_ptr). Its last release releases every element once, then frees buffer and
+/* A vector of pointers; container and buffer come from malloc. */
+typedef struct tl_vec_ptr {
+    void **data;
+    int64_t len;
+    int64_t capacity; /* the manager does not read it */
+} tl_vec_ptr;
+
+/* A tl_vec_ptr, each of whose elements brings one count with it. Its last release releases every element once, then frees buffer and
  * container. For others see tl_mem_register_container. */
 void tl_mem_register_vec_ptr(void *ptr);
 
@@ -178,12 +185,6 @@ void tl_mem_set_tensor_describer(int32_t (*hook)(const OpaqueTensor *, tl_tensor
 /* What runs when a scope opens, and, with the value it returned, after the scope's records were released. Either NULL: none. */
 void tl_mem_set_scope_hooks(uint64_t (*enter)(void), void (*exit)(uint64_t));
 
-/* Bytes of dead tensors that wait for the end of their scope; 0: none wait. */
-void tl_mem_set_quarantine_bytes(int64_t bytes);
-
-/* The place in the program to which this thread's registrations from now on belong, for leak reports; NULL or "": none. */
-void tl_mem_set_call_site(const char *site);
-
 /* ---- tensor pool ---- */
 
 /* Takes a described tensor out of the pool; it is unknown to the manager until registered. NULL if there is none. */
@@ -213,13 +214,12 @@ enum {
     TL_MISUSE_KIND_MISMATCH = 10, /* An object was named as another kind than the one it has */
     TL_MISUSE_NOT_REGISTERED = 11, /* unregister or promote of an address without a record */
     TL_MISUSE_MARK = 12, /* unwind to a mark that does not enclose the present position */
-    TL_MISUSE_TENSOR_KEY = 13, /* A dtype that the library cannot make, or a shape that is too large */
+    TL_MISUSE_TENSOR_KEY = 13, /* The key of a tensor whose size is beyond the address space */
     TL_MISUSE_OUT_OF_MEMORY = 14, /* There was no memory for the request */
     TL_MISUSE_SCOPE_REPAIRED = 15, /* A scope that was left open and was closed by function_exit, by an outer exit_scope or after a destructor */
     TL_MISUSE_FRAME_REPAIRED = 16, /* A frame whose function returned without function_exit, closed on its behalf */
-    TL_MISUSE_NOT_A_TENSOR = 17, /* A tensor accessor was given something that is not a live tensor of this library */
-    TL_MISUSE_NO_DESTRUCTOR = 18, /* A tensor died for which there is no destructor; its memory is lost */
-    TL_MISUSE_COUNT = 19
+    TL_MISUSE_NO_DESTRUCTOR = 17, /* A tensor died for which there is no destructor; its memory is lost */
+    TL_MISUSE_COUNT = 18
 };
 
 typedef struct tl_mem_stats_t {
@@ -253,40 +253,11 @@ int64_t tl_mem_misuses(int32_t kind);
 /* Writes what the calling thread did wrong last, cut to fit; returns the length of the full text, 0 if there is none. */
 size_t tl_mem_last_error(char *buf, size_t len);
 
-/* Writes what is alive, a line per kind, name and call site; returns the length of the full text. */
+/* Writes what is alive, a line per kind and name; returns the length of the full text. */
 size_t tl_mem_leak_report(char *buf, size_t len);
 
 /* The version of the library. */
 const char *tl_mem_version(void);
-
-/* ---- vectors of pointers ---- */
-
-/* Container and buffer come from malloc; each element holds one count. */
-typedef struct lh_vec_ptr {
-    void **data;
-    int64_t len;
-    int64_t capacity;
-} lh_vec_ptr;
-
-/* A new, unregistered vector; NULL without memory or for a negative capacity. */
-lh_vec_ptr *lh_vec_ptr_create(int64_t capacity);
-
-/* Appends an element and counts it once more. 1, or 0 without memory or for a null vector. */
-int32_t lh_vec_ptr_push(lh_vec_ptr *vec, void *element);
-
-/* ---- tensors of this library, in host memory. The accessors answer -1 or NULL, and count a misuse, for anything but a live one ---- */
-
-/* A tensor registered in the current scope, from the pool if it has one; elements unspecified. At most 8 dimensions. */
-OpaqueTensor *lh_tensor_create(const int64_t *shape, int64_t dims, uint8_t dtype_id);
-int64_t lh_tensor_dims(const OpaqueTensor *tensor);
-int64_t lh_tensor_extent(const OpaqueTensor *tensor, int64_t dim);
-int64_t lh_tensor_num_elements(const OpaqueTensor *tensor);
-int32_t lh_tensor_dtype(const OpaqueTensor *tensor);
-void *lh_tensor_data(OpaqueTensor *tensor);
-/* One count more; returns the tensor. */
-OpaqueTensor *lh_tensor_retain(OpaqueTensor *tensor);
-/* One count less. */
-void lh_tensor_release(OpaqueTensor *tensor);
 
 #ifdef __cplusplus
 }

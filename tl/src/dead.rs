@@ -12,7 +12,6 @@ pub(crate) struct Dead {
     pub(crate) generation: u64,
     pub(crate) destructor: usize,
     pub(crate) kind: Kind,
-    pub(crate) flags: u8,
     /// A tensor that has left the quarantine.
     pub(crate) left_quarantine: bool,
     /// Left by a thread that has ended together with its scopes. So no scope remains whose end it
@@ -23,8 +22,8 @@ pub(crate) struct Dead {
 impl Dead {
     #[inline(always)]
     pub(crate) fn new(entry: &Entry) -> Self {
-        let Entry { addr, generation, destructor, kind, flags, .. } = *entry;
-        Self { addr, generation, destructor, kind, flags, left_quarantine: false, orphan: false }
+        let Entry { addr, generation, destructor, kind, .. } = *entry;
+        Self { addr, generation, destructor, kind, left_quarantine: false, orphan: false }
     }
 }
 

@@ -35,7 +35,7 @@ use crate::misuse::Misuse;
 use crate::pool::{PoolOutcome, TensorKey};
 use crate::pools::Pools;
 use crate::shared::{CustomDestructor, ORPHANS, TensorInfo, bump};
-use crate::table::{EntryState, Guard, HOST, Kind, NIL, PINNED};
+use crate::table::{EntryState, Guard, Kind, NIL, PINNED};
 use crate::vec_ptr::{VecOps, VecPtr};
 
 /// The number of tensors that leave the quarantine in one turn of the lock of the thread's pool.
@@ -263,8 +263,7 @@ impl Local {
         match dead.kind {
             Kind::Untyped | Kind::Struct => false,
             Kind::VecPtr => dead.destructor != 0,
-            Kind::Tensor => dead.flags & HOST == 0,
-            Kind::Custom => true,
+            Kind::Tensor | Kind::Custom => true,
         }
     }
 
@@ -354,17 +353,10 @@ impl Local {
     fn describe(&self, dead: Dead) -> Result<Option<TensorKey>, ()> {
         let step = |from, to| {
             let mut shard = self.shared.table.lock(dead.addr);
-            let entry = shard.advance(dead.addr, dead.generation, from, to).ok_or(())?;
-            // SAFETY: the flag says that `lh_tensor_create` made the tensor. The tensor is dying,
-            // so no code destroys it while its shard is locked.
-            Ok((entry.flags & HOST != 0)
-                .then(|| unsafe { crate::host_tensor::key(pointer(dead.addr)) }))
+            shard.advance(dead.addr, dead.generation, from, to).map(|_| ()).ok_or(())
         };
-        if dead.flags & HOST != 0 {
-            return step(EntryState::Dying, EntryState::Quarantined);
-        }
         let Some(describe) = self.shared.tensor_describer() else {
-            return step(EntryState::Dying, EntryState::Quarantined);
+            return step(EntryState::Dying, EntryState::Quarantined).map(|()| None);
         };
         step(EntryState::Dying, EntryState::Described)?;
         let mut info = TensorInfo::default();
@@ -386,7 +378,7 @@ impl Local {
         let Ok(key) = self.describe(dead) else { return };
         let bytes = key.map_or(UNKNOWN_BYTES, TensorKey::bytes);
         let waiting = Waiting { dead, key, bytes, depth: self.depth() };
-        let budget = self.shared.quarantine_budget.load(Relaxed);
+        let budget = self.shared.quarantine_budget;
         if dead.orphan || budget == 0 || bytes > budget || !self.waiting.push(waiting) {
             self.pool_or_destroy(&[waiting]);
             return;
@@ -509,11 +501,7 @@ impl Local {
         if self.logs() {
             self.log("destroy_tensor", dead.addr, 0);
         }
-        if dead.flags & HOST != 0 {
-            // SAFETY: the flag says that `lh_tensor_create` made the tensor. No other code knows it
-            // any more.
-            unsafe { crate::host_tensor::destroy(pointer(dead.addr)) };
-        } else if let Some(destroy) = self.shared.tensor_destructor() {
+        if let Some(destroy) = self.shared.tensor_destructor() {
             // SAFETY: the tensors' maker provided the hook; it is called once for each tensor.
             self.callback(|| unsafe { destroy(pointer(dead.addr)) });
         } else {

@@ -1,5 +1,4 @@
-//! The C ABI: `tl_*` of document 004, and the other symbols of the header `leasehold_memory.h`,
-//! which documents them.
+//! The C ABI: the functions `tl_*` of the header `leasehold_memory.h`, which documents them.
 //!
 //! This module translates between C types and the process's manager (`global.rs`). Each thread
 //! attaches at its first call and detaches when it ends. The module must not decide anything.
@@ -16,8 +15,6 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Write;
 use std::ptr;
 
-use leasehold_core::sync::atomic::Ordering::Relaxed;
-
 use crate::destroy::Released;
 use crate::global::{self, local, present, shared, with_or_briefly};
 use crate::local::{Caller, Local};
@@ -28,7 +25,7 @@ use crate::record::About;
 use crate::shared::{CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber};
 use crate::stats::Stats;
 use crate::table::Kind;
-use crate::vec_ptr::{VecOps, VecPtr};
+use crate::vec_ptr::VecOps;
 
 // ---- scopes and frames. Functions that may find an abandoned frame pass on their caller's
 // position (forgotten.rs).
@@ -357,28 +354,6 @@ pub extern "C" fn tl_mem_set_scope_hooks(
     }
 }
 
-/// Sets the quarantine's budget; 0 turns it off, a negative number is a counted misuse.
-#[unsafe(no_mangle)]
-pub extern "C" fn tl_mem_set_quarantine_bytes(bytes: i64) {
-    match (u64::try_from(bytes), shared(), local()) {
-        (Ok(bytes), Some(shared), _) => shared.quarantine_budget.store(bytes, Relaxed),
-        (Err(_), _, Some(local)) => local.misuse(Misuse::Size, 0, bytes),
-        _ => {}
-    }
-}
-
-/// Sets the call site of this thread's later registrations; null or "": none.
-///
-/// # Safety
-/// - `site` is null or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn tl_mem_set_call_site(site: *const c_char) {
-    if let Some(local) = local() {
-        // SAFETY: by the caller's promise.
-        local.site.set(unsafe { local.intern(site) });
-    }
-}
-
 // ---- pool
 
 /// Takes a described tensor out of the pool; null if the pool has none.
@@ -505,8 +480,7 @@ pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usiz
     unsafe { hand_out(buf, len, write) }
 }
 
-/// Writes the live objects, one line for each kind, name and call site. Returns the length of the
-/// full text.
+/// Writes the live objects, one line for each kind and name. Returns the length of the full text.
 ///
 /// # Safety
 /// - `buf` is null or has `len` writable bytes.
@@ -533,97 +507,4 @@ pub extern "C" fn tl_mem_version() -> *const c_char {
             Err(_) => panic!("a version has no NUL"),
         };
     VERSION.as_ptr()
-}
-
-// ---- vectors of pointers
-
-/// A new, unregistered vector of pointers; null without memory or for a negative capacity.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_vec_ptr_create(capacity: i64) -> *mut VecPtr {
-    VecPtr::create(capacity)
-}
-
-/// Appends an element and adds a count to it. Returns 1, or 0 without memory or if the vector is
-/// null.
-///
-/// # Safety
-/// - `vec` is null or a vector from [`lh_vec_ptr_create`] that no other code uses during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lh_vec_ptr_push(vec: *mut VecPtr, element: *mut c_void) -> i32 {
-    // SAFETY: not null, and a vector by the caller's promise.
-    if vec.is_null() || !unsafe { VecPtr::push(vec, element) } {
-        return 0;
-    }
-    tl_ptr_acquire(element);
-    1
-}
-
-// ---- tensors of this library
-
-/// A tensor in host memory, registered in the current scope; null for an impossible shape or
-/// without memory.
-///
-/// # Safety
-/// - `shape` points to `dims` numbers; it may be null if `dims` is 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lh_tensor_create(
-    shape: *const i64,
-    dims: i64,
-    dtype_id: u8,
-) -> *mut OpaqueTensor {
-    let Some(local) = local() else { return ptr::null_mut() };
-    let Some(n) = usize::try_from(dims)
-        .ok()
-        .filter(|&n| n <= crate::host_tensor::MAX_DIMS && (n == 0 || !shape.is_null()))
-    else {
-        local.misuse(Misuse::TensorKey, 0, dims);
-        return ptr::null_mut();
-    };
-    // SAFETY: by the caller's promise, checked for null above.
-    let shape = if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(shape, n) } };
-    local.create_tensor(shape, dtype_id).unwrap_or(ptr::null_mut())
-}
-
-/// Number of dimensions; -1 for anything but a live tensor of this library.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_dims(tensor: *const OpaqueTensor) -> i64 {
-    local().and_then(|local| local.tensor_dims(tensor)).map_or(-1, |n| n as i64)
-}
-
-/// The extent of one dimension; -1 for an unknown dimension or tensor.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_extent(tensor: *const OpaqueTensor, dim: i64) -> i64 {
-    let dim = usize::try_from(dim).unwrap_or(usize::MAX);
-    local().and_then(|local| local.tensor_extent(tensor, dim)).unwrap_or(-1)
-}
-
-/// Number of elements; -1 for anything but a live tensor of this library.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_num_elements(tensor: *const OpaqueTensor) -> i64 {
-    local().and_then(|local| local.tensor_elements(tensor)).map_or(-1, |n| n as i64)
-}
-
-/// The dtype id; -1 for anything but a live tensor of this library.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_dtype(tensor: *const OpaqueTensor) -> i32 {
-    local().and_then(|local| local.tensor_dtype(tensor)).map_or(-1, |dtype| dtype as i32)
-}
-
-/// The elements; null for anything but a live tensor of this library.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_data(tensor: *mut OpaqueTensor) -> *mut c_void {
-    local().and_then(|local| local.tensor_data(tensor)).unwrap_or(ptr::null_mut())
-}
-
-/// Adds a count; returns the tensor itself, for chaining.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_retain(tensor: *mut OpaqueTensor) -> *mut OpaqueTensor {
-    tl_tensor_acquire(tensor);
-    tensor
-}
-
-/// Removes a count; the last one returns the tensor to the pool or destroys it.
-#[unsafe(no_mangle)]
-pub extern "C" fn lh_tensor_release(tensor: *mut OpaqueTensor) {
-    tl_tensor_release(tensor);
 }

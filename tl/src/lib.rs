@@ -22,7 +22,7 @@
 //! - shared state. File: `shared.rs`, `pools.rs`, `pool.rs`. Owns: pool, hooks, limits, totals.
 //!   Must not: call out under a lock.
 //! - one thread. File: `local.rs`, `links.rs`, `destroy.rs`, and above them `record.rs`,
-//!   `forgotten.rs`, `scope.rs`, `frame.rs`, `tensor.rs`, `detach.rs`. Owns: scopes, records,
+//!   `forgotten.rs`, `scope.rs`, `frame.rs`, `detach.rs`. Owns: scopes, records,
 //!   frames, slots, quarantine. Must not: touch another thread's.
 //! - the process's manager. File: `global.rs`, `tls.rs`. Owns: attachments of threads, their ends,
 //!   forks. Must not: know what is called.
@@ -44,7 +44,6 @@ mod frame;
 #[cfg(not(loom))]
 mod global;
 mod heap;
-mod host_tensor;
 mod int_map;
 mod links;
 mod local;
@@ -62,7 +61,6 @@ mod shared;
 mod stack;
 mod stats;
 mod table;
-mod tensor;
 mod tensor_pool;
 #[cfg(not(loom))]
 mod tls;

@@ -124,7 +124,6 @@ pub(crate) struct Local {
     pub(crate) leaking_sites: Stack<usize>,
     pub(crate) records: Stack<Record>,
     pub(crate) free_record: Cell<u32>,
-    pub(crate) site: Cell<u32>,
     net: Cell<i32>,
     highest: Cell<i32>,
     /// Depth and number of frames at the start of the running callback. The callback must not close
@@ -164,7 +163,6 @@ impl Local {
             leaking_sites: Stack::new(),
             records: Stack::new(),
             free_record: Cell::new(NIL),
-            site: Cell::new(0),
             net: Cell::new(0),
             highest: Cell::new(0),
             base_depth: Cell::new(1),

@@ -2,10 +2,9 @@
 //!
 //! This module translates; `local.rs` and its neighbours do the work.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 
 use leasehold_core::sync::Arc;
-use leasehold_core::sync::atomic::Ordering::Relaxed;
 
 use crate::destroy::Released;
 use crate::local::{Caller, Local};
@@ -381,30 +380,7 @@ impl MemoryManager {
         self.local.shared.set_scope_hooks(hooks);
     }
 
-    /// Sets the maximum number of bytes of dead tensors that wait for the end of their scope. 0
-    /// turns the quarantine off.
-    pub fn set_quarantine_bytes(&self, bytes: u64) {
-        self.local.shared.quarantine_budget.store(bytes, Relaxed);
-    }
-
-    /// Sets the call site of later registrations, for leak reports. The empty string removes it.
-    pub fn set_call_site(&self, site: &std::ffi::CStr) {
-        // SAFETY: a `CStr` ends with a NUL.
-        self.local.site.set(unsafe { self.local.intern(site.as_ptr().cast::<c_char>()) });
-    }
-
-    // ---- tensors and their pool
-
-    /// A tensor of this crate in host memory, registered in the current scope; see
-    /// `lh_tensor_create`.
-    pub fn create_tensor(&self, shape: &[i64], dtype_id: u8) -> Option<*mut OpaqueTensor> {
-        self.local.create_tensor(shape, dtype_id)
-    }
-
-    /// The elements of a live tensor of this crate.
-    pub fn tensor_data(&self, tensor: *mut OpaqueTensor) -> Option<*mut c_void> {
-        self.local.tensor_data(tensor)
-    }
+    // ---- the pool of tensors
 
     /// Takes a described tensor out of the pool. The manager does not know the tensor until it is
     /// registered again.
@@ -462,7 +438,7 @@ impl MemoryManager {
         self.local.last_error()
     }
 
-    /// The live objects, by kind, name and call site.
+    /// The live objects, by kind and name.
     pub fn leak_report(&self) -> LeakReport {
         self.local.leak_report()
     }

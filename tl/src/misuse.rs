@@ -35,7 +35,7 @@ pub enum Misuse {
     NotRegistered = 11,
     /// `unwind` to a mark that does not enclose the present position.
     Mark = 12,
-    /// A dtype that the library cannot make, or a shape that is too large.
+    /// The key of a tensor whose size is beyond the address space.
     TensorKey = 13,
     /// The request found no memory.
     OutOfMemory = 14,
@@ -44,14 +44,12 @@ pub enum Misuse {
     ScopeRepaired = 15,
     /// A frame whose function returned without `function_exit`, closed on its behalf.
     FrameRepaired = 16,
-    /// The argument of a tensor accessor is not a live tensor of this library.
-    NotATensor = 17,
     /// A tensor without a destructor died; its memory is lost.
-    NoDestructor = 18,
+    NoDestructor = 17,
 }
 
 /// The number of kinds of [`Misuse`].
-pub const MISUSE_COUNT: usize = 19;
+pub const MISUSE_COUNT: usize = 18;
 
 impl Misuse {
     /// All kinds, in the order of their numbers.
@@ -73,7 +71,6 @@ impl Misuse {
         Self::OutOfMemory,
         Self::ScopeRepaired,
         Self::FrameRepaired,
-        Self::NotATensor,
         Self::NoDestructor,
     ];
 
@@ -97,7 +94,6 @@ impl Misuse {
             Self::OutOfMemory => "out_of_memory",
             Self::ScopeRepaired => "scope_repaired",
             Self::FrameRepaired => "frame_repaired",
-            Self::NotATensor => "not_a_tensor",
             Self::NoDestructor => "no_destructor",
         }
     }
@@ -123,13 +119,12 @@ impl Misuse {
             Self::KindMismatch => "the object was registered as another kind; the first kind stays",
             Self::NotRegistered => "no scope of this thread holds a record of this address",
             Self::Mark => "unwind to a mark that does not enclose the present position; ignored",
-            Self::TensorKey => "a dtype that the library cannot make, or a shape that is too large",
+            Self::TensorKey => "the key of a tensor whose size is beyond the address space",
             Self::OutOfMemory => "no memory for the request; nothing was changed",
             Self::ScopeRepaired => "a scope was left open and has been closed",
             Self::FrameRepaired => {
                 "a function returned without function_exit; its frame has been closed"
             }
-            Self::NotATensor => "not a live tensor of this library",
             Self::NoDestructor => "a tensor died without a destructor hook; its memory is lost",
         }
     }

@@ -1,4 +1,4 @@
-//! Interned names of structs and of call sites, each kept once for the life of the process.
+//! Interned names of structs, each kept once for the life of the process.
 //!
 //! A thread finds a recently used name without a lock and without an allocation. Its cache is keyed
 //! by the string's address and checked against its bytes. This module must not know which objects

@@ -103,9 +103,6 @@ pub struct TensorKey {
     pub dtype: u8,
     /// The id of the device, see [`DeviceTypeId`].
     pub device: u8,
-    /// The tensor was made by this crate. A request for a foreign tensor never gets such a tensor,
-    /// nor the reverse.
-    pub(crate) host: bool,
 }
 
 /// The assumed bytes of an element of a caller's type, for the pool's budget.
@@ -114,7 +111,7 @@ const UNKNOWN_ELEMENT: u64 = 8;
 impl TensorKey {
     /// The key for ids of the C ABI; `None` for a size beyond the address space.
     pub fn from_ids(num_elements: u64, dtype: u8, device: u8) -> Option<Self> {
-        let key = Self { num_elements, dtype, device, host: false };
+        let key = Self { num_elements, dtype, device };
         let bytes = num_elements.checked_mul(key.element())?;
         (bytes <= isize::MAX as u64).then_some(key)
     }

@@ -39,7 +39,7 @@ pub(crate) struct Pools {
 
 /// A few bits of a key's hash (by multiplication, after Knuth).
 fn hint(key: TensorKey) -> usize {
-    let ids = u64::from(key.dtype) | u64::from(key.device) << 8 | u64::from(key.host) << 16;
+    let ids = u64::from(key.dtype) | u64::from(key.device) << 8;
     let mixed = (key.num_elements ^ ids << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> (u64::BITS - HINTS.ilog2())) as usize
 }

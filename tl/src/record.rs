@@ -15,12 +15,11 @@ pub(crate) struct About {
     pub(crate) name: u32,
     pub(crate) size: u64,
     pub(crate) destructor: usize,
-    pub(crate) flags: u8,
 }
 
 impl About {
     pub(crate) fn kind(kind: Kind) -> Self {
-        Self { kind, name: 0, size: 0, destructor: 0, flags: 0 }
+        Self { kind, name: 0, size: 0, destructor: 0 }
     }
 }
 
@@ -50,8 +49,6 @@ impl Local {
             entry.size = about.size;
             entry.destructor = about.destructor;
             entry.name = about.name;
-            entry.site = self.site.get();
-            entry.flags = about.flags;
             entry.newest = r;
             entry.owner = self.me;
         });
@@ -74,12 +71,9 @@ impl Local {
     #[cold]
     fn log_register(&self, addr: usize, about: About) {
         if let Some(log) = &self.shared.log {
-            let (name, site) =
-                (crate::names::name(about.name), crate::names::name(self.site.get()));
-            let event = format_args!(
-                "op=register kind={:?} ptr={addr:#x} name={name:?} site={site:?}",
-                about.kind
-            );
+            let name = crate::names::name(about.name);
+            let event =
+                format_args!("op=register kind={:?} ptr={addr:#x} name={name:?}", about.kind);
             log.line(self.me, self.depth(), event);
         }
     }
@@ -101,7 +95,6 @@ impl Local {
             entry.kind = about.kind;
             entry.size = about.size;
             entry.destructor = about.destructor;
-            entry.flags |= about.flags;
             let after = *entry;
             shard.reclassify(&before, &after);
             self.shared.add_live_bytes(after.size as i64);
@@ -148,7 +141,6 @@ impl Local {
         if let Some(entry) = shard.find(addr)
             && revived.is_some()
         {
-            entry.site = self.site.get();
             entry.flags &= !FOREIGN;
             self.set_newest(entry, r);
             self.shared.add_live_bytes(entry.size as i64);
@@ -285,7 +277,6 @@ impl Local {
     fn acquire_unknown(&self, mut shard: Guard<'_>, addr: usize, initial: u32) {
         let fill = |entry: &mut Entry| {
             entry.count = initial;
-            entry.site = self.site.get();
         };
         let inserted = shard.insert(addr, Kind::Untyped, fill).is_ok();
         drop(shard);

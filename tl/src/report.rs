@@ -1,4 +1,4 @@
-//! Leak report: the live objects, by kind, name and call site.
+//! Leak report: the live objects, by kind and name.
 
 use std::fmt;
 
@@ -8,15 +8,13 @@ use crate::local::Local;
 use crate::names::{self, Name};
 use crate::table::{EntryState, Kind};
 
-/// Live objects that share kind, name and call site.
+/// Live objects that share kind and name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeakGroup {
     /// The kind of the objects.
     pub kind: Kind,
     /// Their name, empty if none was given.
     pub name: String,
-    /// The call site that was current when they were registered, empty if none was set.
-    pub site: String,
     /// The number of objects.
     pub objects: u64,
     /// Their bytes, as far as known.
@@ -43,7 +41,7 @@ impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for g in &self.groups {
             let LeakGroup { kind, objects, bytes, counts, .. } = *g;
-            write_line(f, kind, shown(&g.name), shown(&g.site), Sum { objects, bytes, counts })?;
+            write_line(f, kind, shown(&g.name), Sum { objects, bytes, counts })?;
         }
         Ok(())
     }
@@ -60,7 +58,6 @@ struct Sum {
 pub(crate) struct Group {
     kind: Kind,
     name: Name,
-    site: Name,
     sum: Sum,
 }
 
@@ -68,11 +65,10 @@ fn write_line(
     f: &mut impl fmt::Write,
     kind: Kind,
     name: impl fmt::Display,
-    site: impl fmt::Display,
     sum: Sum,
 ) -> fmt::Result {
     let Sum { objects, bytes, counts } = sum;
-    writeln!(f, "{objects} x {kind:?} name={name} site={site} bytes={bytes} counts={counts}")
+    writeln!(f, "{objects} x {kind:?} name={name} bytes={bytes} counts={counts}")
 }
 
 /// A name, or a placeholder for none.
@@ -83,8 +79,7 @@ fn shown(name: &str) -> &str {
 impl Group {
     /// The group's line.
     pub(crate) fn write(&self, f: &mut impl fmt::Write) -> fmt::Result {
-        let (name, site) = (Shown(self.name), Shown(self.site));
-        write_line(f, self.kind, name, site, self.sum)
+        write_line(f, self.kind, Shown(self.name), self.sum)
     }
 }
 
@@ -99,11 +94,11 @@ impl fmt::Display for Shown {
 impl Local {
     /// The groups of live objects, the largest number first.
     pub(crate) fn leak_groups(&self) -> Result<Vec<Group>, NoMemory> {
-        let mut sums: IntMap<(u8, u32, u32), (Kind, Sum)> = IntMap::default();
+        let mut sums: IntMap<(u8, u32), (Kind, Sum)> = IntMap::default();
         self.shared.table.for_each(|entry| {
             if entry.state == EntryState::Live {
                 sums.try_reserve(1).map_err(|_| NoMemory)?;
-                let key = (entry.kind as u8, entry.name, entry.site);
+                let key = (entry.kind as u8, entry.name);
                 let (_, sum) = sums.entry(key).or_insert((entry.kind, Sum::default()));
                 sum.objects += 1;
                 sum.bytes = sum.bytes.wrapping_add(entry.size);
@@ -113,11 +108,11 @@ impl Local {
         })?;
         let mut groups = Vec::new();
         groups.try_reserve_exact(sums.len()).map_err(|_| NoMemory)?;
-        for ((_, name, site), (kind, sum)) in sums {
-            groups.push(Group { kind, name: names::name(name), site: names::name(site), sum });
+        for ((_, name), (kind, sum)) in sums {
+            groups.push(Group { kind, name: names::name(name), sum });
         }
         // (A stable sort would allocate.)
-        let order = |g: &Group| (std::cmp::Reverse(g.sum.objects), g.name, g.kind as u8, g.site);
+        let order = |g: &Group| (std::cmp::Reverse(g.sum.objects), g.name, g.kind as u8);
         groups.sort_unstable_by_key(order);
         Ok(groups)
     }
@@ -126,7 +121,6 @@ impl Local {
         let group = |g: Group| LeakGroup {
             kind: g.kind,
             name: g.name.to_string(),
-            site: g.site.to_string(),
             objects: g.sum.objects,
             bytes: g.sum.bytes,
             counts: g.sum.counts,

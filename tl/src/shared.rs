@@ -148,7 +148,7 @@ pub(crate) struct Shared {
     scope_exit: AtomicPtr<()>,
     tensor_destructor: AtomicPtr<()>,
     tensor_describer: AtomicPtr<()>,
-    pub(crate) quarantine_budget: AtomicU64,
+    pub(crate) quarantine_budget: u64,
     pub(crate) quarantined: AtomicU64,
     pub(crate) quarantined_bytes: AtomicU64,
     peak_quarantined_bytes: AtomicU64,
@@ -229,7 +229,7 @@ impl Shared {
             scope_exit: AtomicPtr::new(ptr::null_mut()),
             tensor_destructor: AtomicPtr::new(ptr::null_mut()),
             tensor_describer: AtomicPtr::new(ptr::null_mut()),
-            quarantine_budget: AtomicU64::new(config.quarantine_bytes),
+            quarantine_budget: config.quarantine_bytes,
             quarantined: AtomicU64::new(0),
             quarantined_bytes: AtomicU64::new(0),
             peak_quarantined_bytes: AtomicU64::new(0),
@@ -442,16 +442,9 @@ impl Drop for Shared {
         let me = next_thread();
         let hook = self.tensor_destructor();
         while let Some((tensor, _)) = self.pools.shrink(0, me) {
-            let host = {
-                let mut shard = self.table.lock(tensor.addr());
-                shard.find(tensor.addr()).is_some_and(|e| e.flags & crate::table::HOST != 0)
-            };
-            match hook {
-                // SAFETY: the pool owned the tensor, which `lh_tensor_create` made.
-                _ if host => unsafe { crate::host_tensor::destroy(tensor) },
+            if let Some(hook) = hook {
                 // SAFETY: the pool owned the tensor. The tensor's maker provided the hook.
-                Some(hook) => unsafe { hook(tensor) },
-                None => {}
+                unsafe { hook(tensor) };
             }
         }
     }

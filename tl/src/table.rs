@@ -72,10 +72,8 @@ pub(crate) enum EntryState {
     Pooled,
 }
 
-/// The object is a tensor of this crate, see `tensor`.
-pub(crate) const HOST: u8 = 1;
 /// A thread other than `owner` keeps its newest record of this object in its own map.
-pub(crate) const FOREIGN: u8 = 2;
+pub(crate) const FOREIGN: u8 = 1;
 
 /// An entry: one object. A cache line, to avoid false sharing.
 #[derive(Clone, Copy, Debug)]
@@ -97,8 +95,6 @@ pub(crate) struct Entry {
     pub(crate) owner: u32,
     /// Interned name, 0 for none.
     pub(crate) name: u32,
-    /// Interned call site, 0 for none.
-    pub(crate) site: u32,
     pub(crate) kind: Kind,
     pub(crate) state: EntryState,
     pub(crate) flags: u8,
@@ -117,7 +113,6 @@ impl Entry {
         self.newest = NIL;
         self.owner = 0;
         self.name = 0;
-        self.site = 0;
         self.kind = kind;
         self.state = EntryState::Live;
         self.flags = 0;
@@ -132,7 +127,6 @@ impl Entry {
         newest: NIL,
         owner: 0,
         name: 0,
-        site: 0,
         kind: Kind::Untyped,
         state: EntryState::Live,
         flags: 0,

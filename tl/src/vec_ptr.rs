@@ -5,7 +5,6 @@
 //! not know what the elements are.
 
 use std::ffi::c_void;
-use std::ptr;
 
 /// A growable array of counted pointers. Container and buffer come from the C allocator (`malloc`).
 ///
@@ -58,65 +57,4 @@ unsafe extern "C" fn rust_destroy(container: *mut c_void) {
     // SAFETY: by the caller's promise the container came from `Box::into_raw` and is not used any
     // more.
     drop(unsafe { Box::from_raw(container.cast::<Vec<*mut c_void>>()) });
-}
-
-impl VecPtr {
-    /// A new, unregistered vector with room for `capacity` elements. Null without memory or for a
-    /// negative capacity.
-    pub fn create(capacity: i64) -> *mut Self {
-        let Some(bytes) =
-            usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
-        else {
-            return ptr::null_mut();
-        };
-        if bytes > isize::MAX as usize / 2 {
-            return ptr::null_mut();
-        }
-        // SAFETY: `malloc` has no conditions; both results are checked before use.
-        unsafe {
-            let vec: *mut Self = libc::malloc(size_of::<Self>()).cast();
-            if vec.is_null() {
-                return vec;
-            }
-            let data = if bytes == 0 { ptr::null_mut() } else { libc::malloc(bytes) };
-            if data.is_null() && bytes != 0 {
-                libc::free(vec.cast());
-                return ptr::null_mut();
-            }
-            vec.write(Self { data: data.cast(), len: 0, capacity });
-            vec
-        }
-    }
-
-    /// Appends `element` without counting it; `false` without memory.
-    ///
-    /// # Safety
-    /// - `vec` points to a vector from [`create`](Self::create), and no other code uses it during
-    ///   the call.
-    pub unsafe fn push(vec: *mut Self, element: *mut c_void) -> bool {
-        // SAFETY: by the caller's promise this is a vector that no other code uses.
-        let this = unsafe { &mut *vec };
-        if this.len < 0 {
-            return false;
-        }
-        if this.len >= this.capacity {
-            let capacity = this.capacity.max(2).saturating_mul(2);
-            let Some(bytes) = usize::try_from(capacity)
-                .ok()
-                .and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
-            else {
-                return false;
-            };
-            // SAFETY: `data` is null or from `malloc`.
-            let data = unsafe { libc::realloc(this.data.cast(), bytes) };
-            if data.is_null() {
-                return false;
-            }
-            (this.data, this.capacity) = (data.cast(), capacity);
-        }
-        // SAFETY: 0 <= len < capacity.
-        unsafe { this.data.add(this.len as usize).write(element) };
-        this.len += 1;
-        true
-    }
 }

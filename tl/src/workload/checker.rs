@@ -14,7 +14,8 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::program::{Op, Program, What};
-use crate::{MemoryManager, OpaqueTensor, VecPtr};
+use super::{new_vector, push};
+use crate::{MemoryManager, OpaqueTensor};
 
 const ALIVE: u64 = 0xA11F_EA11_FEA1_1FEA;
 const POISON: u64 = 0xDEAD_DEAD_DEAD_DEAD;
@@ -360,7 +361,7 @@ impl Run {
                 model.insert(addr, id, shape);
             }
             Op::NewVec(var) => {
-                let vec = VecPtr::create(0).cast::<c_void>();
+                let vec = new_vector().cast::<c_void>();
                 self.vars[var] = (vec, 0);
                 // SAFETY: the vector is new.
                 unsafe { manager.register_vec_ptr(vec) };
@@ -378,7 +379,7 @@ impl Run {
                 {
                     elements.push(element.addr());
                     // SAFETY: the vector is alive in the model.
-                    unsafe { VecPtr::push(vec.cast(), element) };
+                    unsafe { push(vec.cast(), element) };
                     manager.acquire_ptr(element);
                     if let Some(object) = model.objects.get_mut(&element.addr()) {
                         object.count += 1;

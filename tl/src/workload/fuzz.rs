@@ -10,8 +10,9 @@ use std::ffi::{c_char, c_void};
 use std::ptr;
 
 use super::program::Rng;
+use super::{new_vector, push};
 use crate::ffi::*;
-use crate::{OpaqueTensor, Stats, TensorInfo, VecPtr};
+use crate::{OpaqueTensor, Stats, TensorInfo};
 
 /// Addresses that may be registered as tensors or with a destructor at any time: their destruction
 /// does nothing.
@@ -104,7 +105,7 @@ unsafe extern "C" fn describe(tensor: *const OpaqueTensor, info: *mut TensorInfo
     // SAFETY: the manager passes a struct to fill in.
     unsafe {
         *info = TensorInfo {
-            num_elements: rng.below(1 << 20),
+            num_elements: [rng.below(4), rng.below(1 << 20)][rng.below(2) as usize],
             dtype_id: rng.below(9) as u8,
             device_id: rng.below(4) as u8,
         }
@@ -169,18 +170,16 @@ fn call(rng: &mut Rng) {
             tl_mem_register_custom(object(rng), (!rng.one_in(9)).then_some(destroy))
         },
         37 | 38 => {
-            let vec = lh_vec_ptr_create(any_number(rng).min(100));
-            if !vec.is_null() {
-                for _ in 0..rng.below(5) {
-                    // SAFETY: a new vector. The call counts the elements, whatever they are.
-                    unsafe { lh_vec_ptr_push(vec, any_address(rng)) };
-                }
-                STRUCTS.with_borrow_mut(|s| s.push(vec.expose_provenance()));
-                // SAFETY: a new vector from the C allocator.
-                unsafe { tl_mem_register_vec_ptr(vec.cast()) };
+            let vec = new_vector();
+            for _ in 0..rng.below(5) {
+                let element = any_address(rng);
+                tl_ptr_acquire(element);
+                // SAFETY: a new vector.
+                unsafe { push(vec, element) };
             }
-            // SAFETY: null is allowed.
-            unsafe { lh_vec_ptr_push(ptr::null_mut::<VecPtr>(), ptr::null_mut()) };
+            STRUCTS.with_borrow_mut(|s| s.push(vec.expose_provenance()));
+            // SAFETY: a new vector from the C allocator.
+            unsafe { tl_mem_register_vec_ptr(vec.cast()) };
         }
         39 => tl_mem_register_ptr(any_address(rng)),
         40 => tl_mem_unregister(any_address(rng)),
@@ -196,15 +195,12 @@ fn call(rng: &mut Rng) {
         51 => _ = tl_ptr_release_bool(any_address(rng)),
         52 => tl_mem_unwind(if rng.one_in(2) { tl_mem_mark() } else { any_number(rng) }),
         53 => match rng.below(32) {
-            0 => tl_mem_set_quarantine_bytes(any_number(rng)),
-            1 => tl_mem_set_scope_hooks(Some(enter_hook), Some(exit_hook)),
-            2 => tl_mem_set_scope_hooks(None, rng.one_in(2).then_some(exit_hook)),
+            0 => tl_mem_set_scope_hooks(Some(enter_hook), Some(exit_hook)),
+            1 => tl_mem_set_scope_hooks(None, rng.one_in(2).then_some(exit_hook)),
             // SAFETY: the hooks accept every tensor.
-            3 => unsafe { tl_mem_set_tensor_describer(rng.one_in(2).then_some(describe)) },
-            // SAFETY: names are C strings or long enough.
-            _ => unsafe { tl_mem_set_call_site(any_name(rng)) },
+            2 => unsafe { tl_mem_set_tensor_describer(rng.one_in(2).then_some(describe)) },
+            _ => _ = tl_get_object_count(),
         },
-        54 => _ = tl_pool_acquire(any_number(rng), rng.below(9) as u8, rng.below(4) as u8),
         55 => match rng.below(64) {
             0 => _ = tl_pool_trim(any_number(rng)),
             // SAFETY: the buffer has that many bytes, or is null.
@@ -220,32 +216,17 @@ fn call(rng: &mut Rng) {
             // SAFETY: the text has room for 64 bytes.
             _ => _ = unsafe { tl_mem_last_error(text.as_mut_ptr(), rng.below(64) as usize) },
         },
-        56..59 => {
-            let shape = [rng.below(6) as i64, any_number(rng).min(300), any_number(rng).min(4)];
-            // SAFETY: the shape has at least the requested number of extents; the call refuses
-            // other numbers first.
-            let tensor = unsafe {
-                lh_tensor_create(
-                    shape.as_ptr(),
-                    [0, 1, 2, 3, -1, 99][rng.below(6) as usize],
-                    rng.below(8) as u8,
-                )
-            };
-            if !tensor.is_null() {
-                STRUCTS.with_borrow_mut(|s| s.push(tensor.expose_provenance()));
-                // Null if another thread, which knew the address from before, has released the
-                // tensor already.
-                _ = lh_tensor_data(tensor);
-            }
+        54 | 56..60 => {
+            let elements = [rng.below(4) as i64, any_number(rng)][rng.below(2) as usize];
+            let tensor = tl_pool_acquire(elements, rng.below(9) as u8, rng.below(4) as u8);
+            // SAFETY: null, or one of the objects whose destruction does nothing.
+            unsafe { tl_mem_register_tensor(tensor) };
         }
-        59 => {
-            let tensor = any_address(rng).cast::<OpaqueTensor>();
-            _ = lh_tensor_dims(tensor)
-                + lh_tensor_extent(tensor, any_number(rng))
-                + lh_tensor_num_elements(tensor);
-            _ = (lh_tensor_dtype(tensor), lh_tensor_data(tensor));
+        60 => {
+            let tensor = any_address(rng).cast();
+            tl_tensor_acquire(tensor);
+            tl_tensor_release(tensor);
         }
-        60 => lh_tensor_release(lh_tensor_retain(any_address(rng).cast())),
         61 => _ = tl_mem_misuses(any_number(rng) as i32),
         _ => _ = tl_get_scope_depth(),
     }
@@ -264,7 +245,6 @@ pub fn fuzz(seed: u64, calls: u64) -> Summary {
         tl_mem_set_tensor_destructor(Some(destroy_tensor));
         tl_mem_set_tensor_describer(Some(describe));
     }
-    tl_mem_set_quarantine_bytes(1 << 20);
     let mut made = 0;
     while made < calls {
         CALLBACKS.set((rng.next_u64() | 1, 0));

@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 
-use crate::{OpaqueTensor, ffi};
+use crate::{OpaqueTensor, VecPtr, ffi};
 
 pub mod checker;
 pub mod fuzz;
@@ -93,4 +93,31 @@ impl Abi for Global {
     fn release(&self, ptr: *mut c_void) {
         ffi::tl_ptr_release(ptr);
     }
+}
+
+/// A new vector from the C allocator, without elements.
+pub fn new_vector() -> *mut VecPtr {
+    // SAFETY: `calloc` has no conditions, and zeros are a vector without elements.
+    let vec: *mut VecPtr = unsafe { libc::calloc(1, size_of::<VecPtr>()) }.cast();
+    assert!(!vec.is_null(), "no memory for a vector");
+    vec
+}
+
+/// Appends `element` without counting it.
+///
+/// # Safety
+/// - `vec` points to a vector from [`new_vector`], and no other code uses it during the call.
+pub unsafe fn push(vec: *mut VecPtr, element: *mut c_void) {
+    // SAFETY: by the caller's promise this is a vector that no other code uses.
+    let this = unsafe { &mut *vec };
+    if this.len == this.capacity {
+        this.capacity = 2 * this.capacity + 1;
+        let bytes = this.capacity as usize * size_of::<*mut c_void>();
+        // SAFETY: `data` is null or from the C allocator.
+        this.data = unsafe { libc::realloc(this.data.cast(), bytes) }.cast();
+        assert!(!this.data.is_null(), "no memory for an element");
+    }
+    // SAFETY: 0 <= len < capacity.
+    unsafe { this.data.add(this.len as usize).write(element) };
+    this.len += 1;
 }

@@ -1,6 +1,6 @@
 /* Forks of a process whose threads use the C ABI; the argument is the number of children. Exit status 0 if all is well. */
 #define _GNU_SOURCE
-#include "leasehold_memory.h"
+#include "objects.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -27,8 +27,7 @@ static void *work(void *seed) {
             tl_mem_register_struct_sized(p, name, 16);
             if (rand_r(&s) % 2) tl_ptr_acquire(p), tl_ptr_release(p);
         }
-        const int64_t shape[1] = {rand_r(&s) % 100};
-        lh_tensor_create(shape, 1, 0);
+        tensor_create(rand_r(&s) % 100);
         tl_mem_exit_scope();
         tl_mem_stats_t stats = {.size = sizeof stats};
         if (rand_r(&s) % 8 == 0) tl_mem_stats(&stats);
@@ -45,6 +44,7 @@ static void *fresh(void *child_of) {
 static int forks(int children) {
     pthread_t t[3];
     int hung = 0, died = 0;
+    tensor_hooks();
     for (size_t i = 0; i < 3; i++) pthread_create(&t[i], 0, work, (void *)(i + 1));
     tl_mem_enter_scope();
     void *before = malloc(100);
@@ -57,8 +57,7 @@ static int forks(int children) {
             for (int i = 0; i < 500; i++) {
                 tl_mem_enter_scope();
                 tl_mem_register_struct_named(malloc((size_t)(32 + i % 999)), "in a child");
-                const int64_t shape[1] = {i % 100};
-                CHECK(lh_tensor_create(shape, 1, 0));
+                CHECK(tensor_create(i % 100));
                 tl_mem_exit_scope();
             }
             tl_mem_stats_t stats = {.size = sizeof stats};

@@ -61,7 +61,6 @@ static void out(uint64_t v) { (void)v; }
 
 #define CALLS 25
 static void go(int call) {
-    const int64_t shape[1] = {4};
     char text[100];
     tl_mem_stats_t stats = {.size = sizeof stats};
     switch (call) {
@@ -74,14 +73,14 @@ static void go(int call) {
     case 6: tl_mem_register_tensor((OpaqueTensor *)blocks[2]), tl_ptr_release(blocks[2]); break;
     case 7: tl_mem_enter_scope(), tl_mem_register_tensor((OpaqueTensor *)blocks[3]), tl_mem_exit_scope(); break;
     case 8: tl_ptr_acquire(blocks[4]), tl_ptr_release(blocks[4]); break;
-    case 9: lh_tensor_create(shape, 1, 0); break;
-    case 10: tl_mem_set_call_site("a site"); break;
+    case 9: tl_mem_register_tensor((OpaqueTensor *)blocks[2]), tl_ptr_release(blocks[2]), tl_mem_register_tensor(tl_pool_acquire(4, 0, 0)); break;
+    case 10: tl_mem_register_struct_sized(blocks[1], "another name", 64), tl_ptr_dec_ref(blocks[1]); break;
     case 11: tl_mem_leak_report(text, sizeof text); break;
     case 12: tl_mem_stats(&stats); break;
     case 13: tl_mem_exit_scope(), tl_mem_last_error(text, sizeof text); break;
     case 14: tl_pool_acquire(4, 0, 0); break;
     case 15: tl_pool_trim(0); break;
-    case 16: lh_vec_ptr_push(lh_vec_ptr_create(3), blocks[5]); break;
+    case 16: { tl_vec_ptr *v = calloc(1, sizeof *v); tl_mem_register_vec_ptr(v), tl_ptr_release(v); break; }
     case 17: tl_mem_set_scope_hooks(in, out), tl_mem_enter_scope(), tl_mem_exit_scope(); break;
     case 18: tl_get_pool_count(); break;
     case 19: tl_mem_register_ptr(blocks[6]); break;
@@ -124,8 +123,8 @@ static int child(int warm, int thread) {
     void *p = malloc(8);
     tl_mem_register_struct(p);
     if (tl_get_scope_depth() != depth + 1 || !tl_mem_is_registered(p)) return 53;
-    const int64_t shape[1] = {4};
-    if (!lh_tensor_create(shape, 1, 0)) return 54;
+    tl_mem_register_tensor((OpaqueTensor *)blocks[5]);
+    if (!tl_mem_is_registered(blocks[5])) return 54;
     tl_mem_exit_scope();
     if (tl_get_scope_depth() != depth) return 55;
     return failed;

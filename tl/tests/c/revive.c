@@ -1,6 +1,6 @@
 /* A tensor that died, was registered again (revived) and died again, while its first death was still being dealt with. Exit status 0 if
  * each tensor is destroyed once, and only described while it exists. Built with the address sanitizer where there is one. */
-#include "leasehold_memory.h"
+#include "objects.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -14,15 +14,15 @@ static int failures;
 /* One thread: both deaths wait behind the destructor that caused them. */
 static OpaqueTensor *tensor;
 static void dies_twice(void *p) {
-    lh_tensor_release(tensor);
+    tl_tensor_release(tensor);
     tl_mem_register_ptr(tensor);
-    lh_tensor_release(tensor);
+    tl_tensor_release(tensor);
     free(p);
 }
 static void one_thread(void) {
     /* Above both budgets, so that it is freed at once, and freeing unmaps it. */
-    const int64_t shape[1] = {100000000};
-    tensor = lh_tensor_create(shape, 1, TL_DTYPE_F32);
+    tensor_hooks();
+    tensor = tensor_create(50000000);
     CHECK(tensor);
     void *object = malloc(16);
     tl_mem_register_custom(object, dies_twice);

@@ -5,4 +5,5 @@ mod api;
 mod c_abi;
 mod pool;
 mod programs;
+mod tensors;
 mod threads;

@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 
 use leasehold_memory::{
-    MemoryManager, OpaqueTensor, PoolLimits, PoolOutcome, TensorInfo, TensorPool,
+    Config, MemoryManager, OpaqueTensor, PoolLimits, PoolOutcome, TensorInfo, TensorPool,
 };
 use proptest::prelude::*;
+
+use crate::tensors;
 
 thread_local! {
     static GONE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
@@ -73,13 +75,13 @@ fn the_keys_used_longest_ago_go_first() {
 /// Regression of the plain design: the count stayed constant while memory grew by gigabytes.
 #[test]
 fn a_growing_cache_leaves_a_bounded_pool() {
-    let m = MemoryManager::new();
+    let m = tensors::manager(Config::default());
     m.enter_scope();
-    let mut cache = m.create_tensor(&[1], 0).unwrap();
+    let mut cache = tensors::create(&m, 1);
     m.unregister(cache.cast());
-    for step in 1..=2000i64 {
+    for step in 1..=2000 {
         m.enter_scope();
-        let next = m.create_tensor(&[step * 1024], 0).unwrap();
+        let next = tensors::create(&m, step * 1024);
         m.unregister(next.cast());
         m.release_ptr(cache.cast());
         m.exit_scope();

@@ -4,7 +4,13 @@
 use leasehold_core::sync::thread;
 use leasehold_memory::workload::program::{Op, Pattern, Program, What, generate};
 use leasehold_memory::workload::{checker, fuzz};
-use leasehold_memory::{MemoryManager, Misuse, bench};
+use leasehold_memory::{Config, MemoryManager, Misuse, bench};
+
+fn prepared(quarantine_bytes: u64) -> MemoryManager {
+    let mut m = MemoryManager::with_config(Config { quarantine_bytes, ..Config::default() });
+    checker::prepare(&mut m);
+    m
+}
 
 fn check(manager: &MemoryManager, program: &Program, quarantined: bool, name: &str) {
     let outcome = checker::run(manager, program, quarantined);
@@ -19,9 +25,7 @@ fn check(manager: &MemoryManager, program: &Program, quarantined: bool, name: &s
 #[test]
 fn every_pattern_alone_and_all_together() {
     for quarantine in [64 << 20, 0] {
-        let mut m = MemoryManager::new();
-        checker::prepare(&mut m);
-        m.set_quarantine_bytes(quarantine);
+        let m = prepared(quarantine);
         for (i, pattern) in Pattern::ALL.into_iter().enumerate() {
             let program = generate(i as u64, 3_000, &[pattern], false);
             check(&m, &program, quarantine > 0, &format!("{pattern:?}"));
@@ -44,9 +48,7 @@ fn every_pattern_alone_and_all_together() {
 #[test]
 fn programs_with_a_compilers_bugs() {
     for quarantine in [64 << 20, 0] {
-        let mut m = MemoryManager::new();
-        checker::prepare(&mut m);
-        m.set_quarantine_bytes(quarantine);
+        let m = prepared(quarantine);
         for seed in 0..100 {
             let program = generate(seed, 3_000, &Pattern::ALL, true);
             check(&m, &program, quarantine > 0, &format!("seed {seed}"));
@@ -78,11 +80,8 @@ fn the_checker_sees_a_use_after_a_double_release() {
         Op::Exit,
     ];
     let program = Program { ops, vars: 2, marks: 0 };
-    let mut m = MemoryManager::new();
-    checker::prepare(&mut m);
-    assert!(checker::run(&m, &program, true).faults.is_empty());
-    m.set_quarantine_bytes(0);
-    assert!(!checker::run(&m, &program, true).faults.is_empty());
+    assert!(checker::run(&prepared(64 << 20), &program, true).faults.is_empty());
+    assert!(!checker::run(&prepared(0), &program, true).faults.is_empty());
 }
 
 #[test]
