@@ -40,8 +40,6 @@ pub mod chunks;
 mod copy;
 #[cfg(not(loom))]
 pub mod crew;
-#[doc(hidden)]
-pub mod defects;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fork;
