@@ -1,6 +1,6 @@
 #!/bin/sh
 # What can be said about the tree without running it: format, clippy and rustdoc without a warning,
-# and the rules that no tool knows (ci/rules.py).
+# the rules that no tool knows (ci/rules.py), and whether the patches of defects fit.
 #
 #   ci/lint.sh          everything
 #   ci/lint.sh rules    only the rules, which build nothing
@@ -8,6 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 failed=0
 ci/rules.py || failed=1
+ci/planted.sh --check || failed=1
 
 for script in ci/*.sh bench/*.sh .ci/run; do
     case $(head -n 1 "$script") in

@@ -1,126 +1,174 @@
 #!/bin/sh
-# Plants mistakes in the crates, one at a time, and has `leasehold stress` look for them: each must
-# be found within 50 seeds, and without one nothing may be found. Those of growing memory and of the
-# graph budget are for `leasehold conformance`. The feature `planted-defects` is built here alone,
-# and LEASEHOLD_DEFECT names the mistake.
+# Plants mistakes in the source, one at a time, and has what each patch in testing/defects names
+# look for them. Each must be found, and without one nothing may be found. A copy of HEAD under
+# target/ takes the patches, and each build there makes anew what a patch has changed.
 #
 #   ci/planted.sh                            all
 #   ci/planted.sh PassedEarly MissingWait    these
 #   ci/planted.sh collective                 those of collectives, by programs of ranks
+#   ci/planted.sh --check                    plants nothing: whether each patch fits this tree
+#
+# A patch begins with what the mistake is, and a line `Found by: HUNT` for each of these hunts:
+#   stress DEVICE [OPTION]      random programs, within 50 seeds
+#   ranks DEVICE [OPTION]       random programs of ranks, within 50 seeds
+#   conformance CASES           cases of the suite, on sim:0
+#   cuda-sim TEST, mps-sim TEST random programs in tests of the simulated drivers
+#   model NAME                  the allocator's models under loom
+# A patch that no longer fits is written anew: make the mistake in the source, and `git diff` it.
 set -eu
 cd "$(dirname "$0")/.."
-target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet -p leasehold-cli --features planted-defects
-# Under a name of its own: nobody takes it for the command.
-leasehold="$target/debug/leasehold-planted"
-cp "$target/debug/leasehold" "$leasehold"
+
+# The patches of upper crates first, so that a build seldom makes everything anew.
+order() {
+    for crate in capi collective leasehold mps cuda sim cpu engine hal alloc core; do
+        grep -l "^diff --git a/[a-z]*/$crate/" testing/defects/*.patch || true
+    done
+}
+
+if [ "${1:-}" = --check ]; then
+    failed=0
+    ordered=$(order)
+    for patch in testing/defects/*.patch; do
+        git apply --check "$patch" || failed=1
+        case "
+$ordered
+" in
+            *"
+$patch
+"*) ;;
+            *) echo "$patch: of a crate that ci/planted.sh does not list" >&2 && failed=1 ;;
+        esac
+    done
+    unfound=$(grep -LE '^Found by: (stress|ranks|conformance|cuda-sim|mps-sim|model) ' testing/defects/*.patch || true)
+    [ -z "$unfound" ] || {
+        echo "no line says what finds it: $unfound" >&2
+        failed=1
+    }
+    exit "$failed"
+fi
+
+for name in "$@"; do
+    [ "$name" = collective ] || [ -e "testing/defects/$name.patch" ] || {
+        echo "no patch testing/defects/$name.patch" >&2
+        exit 2
+    }
+done
+
+mkdir -p "${CARGO_TARGET_DIR:-target}/planted"
+planted=$(cd "${CARGO_TARGET_DIR:-target}/planted" && pwd)
+tree=$planted/tree
+patches=$PWD/testing/defects
+export CARGO_TARGET_DIR="$planted/target"
+leasehold="$CARGO_TARGET_DIR/debug/leasehold"
+git worktree prune
+[ -e "$tree/.git" ] || git worktree add --quiet --force --detach "$tree"
+git -C "$tree" checkout --quiet --force --detach "$(git rev-parse HEAD)"
 failed=0
-threads="--ops 1500 --threads 4"
-# A crash is a finding too, and so is a run that never ends.
-hunt() { # DEFECT DEVICE [--sim]
-    defect=$1
+
+# What is built and tested is noisy: a mistake brings warnings.
+logged() { (cd "$tree" && "$@") >"$planted/log" 2>&1; }
+# The dev profile: such a test shares its dependencies with the command.
+test_of() { # TARGET [ARGUMENT]
+    crate=leasehold-$1
+    target=suite
+    [ "$1" = cuda-sim ] || target=streams
     shift
+    logged timeout 1800 cargo test --quiet --profile dev -p "$crate" --test "$target" -- "$@"
+}
+model() {
+    export RUSTFLAGS="--cfg loom -A warnings ${RUSTFLAGS:-}" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/loom"
+    logged timeout 1800 cargo test --quiet --profile quick -p leasehold-alloc --lib -- "$@"
+}
+
+# Builds what a hunt needs.
+ready() { # HUNT
+    case $1 in
+        stress | ranks | conformance) logged cargo build --quiet -p leasehold-cli ;;
+        cuda-sim | mps-sim) test_of "$1" --list ;;
+        model) (model --list) ;;
+    esac
+}
+
+# A crash is a finding too, and so is a run that never ends.
+seeds() { # [OPTION]
     seed=0
     while [ "$seed" -lt 50 ]; do
-        # shellcheck disable=SC2086
-        if ! LEASEHOLD_DEFECT=$defect RUST_BACKTRACE=0 timeout 120 "$leasehold" stress --device "$@" --seed "$seed" --seeds 1 $threads \
+        if ! RUST_BACKTRACE=0 timeout 120 "$leasehold" stress "$@" --seed "$seed" --seeds 1 \
             --patience 10 --shrink 0 --json >/dev/null 2>&1; then
-            echo "$defect: seed $seed on $*"
+            echo ": seed $seed"
             return
         fi
         seed=$((seed + 1))
     done
-    echo "$defect: not found by 50 seeds on $*" >&2
-    failed=1
+    return 1
 }
-wanted=$*
-plant() { # DEFECT DEVICE [--sim]
-    case " $wanted " in
-        "  " | *" $1 "*) hunt "$@" ;;
+
+# Whether a hunt finds something.
+hunt() { # HUNT [ARGUMENT]
+    kind=$1
+    shift
+    case $kind in
+        stress) seeds --device "$@" --ops 1500 --threads 4 ;;
+        # What finds them: a rank that waits for the call that was left out; the comparison of the
+        # ranks' calls for the order, the root and the line; values for the count, which is wrong on
+        # all ranks alike; a read that must fail for the poison.
+        ranks) seeds --device "$@" --ops 200 --ranks 4 ;;
+        conformance)
+            timeout 120 "$leasehold" conformance --device sim:0 --filter "$1" 2>&1 | grep -q FAILED
+            ;;
+        cuda-sim | mps-sim) ! test_of "$kind" "$1" ;;
+        model) ! (model "models::$1") ;;
     esac
 }
-if [ -z "$wanted" ]; then
+
+plant() { # NAME
+    git -C "$tree" apply "$patches/$1.patch"
+    sed -n 's/^Found by: //p' "$patches/$1.patch" >"$planted/hunts"
+    while read -r line <&3; do
+        # shellcheck disable=SC2086
+        if ! ready $line; then
+            cat "$planted/log" >&2
+            echo "$1: does not build for $line" >&2
+            failed=1
+        elif seen=$(hunt $line); then
+            echo "$1: $line$seen"
+        else
+            echo "$1: not found by $line" >&2
+            failed=1
+        fi
+    done 3<"$planted/hunts"
+    git -C "$tree" apply --reverse "$patches/$1.patch"
+}
+
+# Nothing is found where nothing is planted.
+clean() { # KIND
+    ready stress || {
+        cat "$planted/log" >&2
+        exit 1
+    }
     for device in cpu:0 sim:0 'cuda:0 --sim'; do
         # shellcheck disable=SC2086
-        "$leasehold" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
+        case $1 in
+            stress) "$leasehold" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 ;;
+            ranks) "$leasehold" stress --device $device --ranks 4 --seeds 3 --patience 60 --shrink 0 ;;
+        esac || failed=1
     done
+}
+if [ $# -eq 0 ]; then
+    clean stress
     "$leasehold" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
     "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
     "$leasehold" conformance --device sim:0 --filter 224-239 >/dev/null || failed=1
 fi
-case " $wanted " in
-    "  " | *" collective "*)
-        for device in cpu:0 sim:0 'cuda:0 --sim'; do
-            # shellcheck disable=SC2086
-            "$leasehold" stress --device $device --ranks 4 --seeds 3 --patience 60 --shrink 0 || failed=1
-        done
-        ;;
+case " $* " in
+    "  " | *" collective "*) clean ranks ;;
 esac
-plant KnowsTooMuch sim:0
-plant LeaseForgotten cpu:0
-plant PassedEarly sim:0
-plant ReadUnmarked sim:0
-plant ReadBeforeWrite sim:0
-plant WriteBeforeRead sim:0
-plant WriteUnrecorded sim:0
-plant OldBuffers cpu:0
-plant SmallerPitch cpu:0
-plant RecordUnlocked sim:0
-plant OldGrid cpu:0
-plant TurnRefused cpu:0
-plant CompletionLost cpu:0
-plant HandoverSkipped cpu:0
-plant OpenedTwice sim:0
-plant RetainLost cpu:0 --through c
-plant OperandAsRead cpu:0 --through c
-plant RecordingLeaked cpu:0 --through c
-plant WaitSkipped cpu:0
-plant FlagReadEarly cpu:0
-plant RowLeftOut sim:0
-plant WrittenReadEarly cuda:0 --sim
-plant BodyUnseen sim:0
-plant PieceUnordered sim:0
-plant PartLimitStays sim:0
-plant SourceReadEarly cuda:0 --sim
-plant CheckedEarly sim:0
-plant PartEndsEarly sim:0
-# Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
-# it. The tests of leasehold-cuda-sim do.
-for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \
-    EventRecycledEarly MissingEdge WordBeforeWork; do
-    plant "$defect" cuda:0 --sim
-done
-# The cases of conformance find these: of growing memory, and of the graph budget.
-conform() { # DEFECT CASES
-    case " $wanted " in
-        "  " | *" $1 "*)
-            if LEASEHOLD_DEFECT=$1 timeout 120 "$leasehold" conformance --device sim:0 --filter "$2" 2>&1 | grep -q FAILED; then
-                echo "$1: conformance on sim:0"
-            else
-                echo "$1: not found by conformance on sim:0" >&2
-                failed=1
-            fi
-            ;;
-    esac
-}
-for defect in UnmappedEarly CountedTwice LimitMissed; do
-    conform "$defect" 212-216
-done
-conform CheckedEarly 236-239
-conform SharedGivenBack 230-231
-conform PartLimitStays 232-235
-for defect in TakenInFlight ExecutableTwice; do
-    conform "$defect" 224-229
-done
-plant ExecutableTwice sim:0
-# What finds them: a rank that waits for the call that was left out; the comparison of the ranks'
-# calls for the order, the root and the line; values for the count, which is wrong on all ranks
-# alike; a read that must fail for the poison.
-threads="--ops 200 --ranks 4"
-for defect in CallSkipped OrderSwapped WrongCount WrongRoot LineMissing LatePoison; do
-    case " $wanted " in
-        *" collective "*) hunt "$defect" cuda:0 --sim ;;
-        *) plant "$defect" cuda:0 --sim ;;
+
+for patch in $(order); do
+    name=$(basename "$patch" .patch)
+    case " $* " in
+        "  " | *" $name "*) plant "$name" ;;
+        *" collective "*) ! grep -q '^Found by: ranks ' "$patch" || plant "$name" ;;
     esac
 done
 exit "$failed"

@@ -7,7 +7,6 @@
 //! was in force when it was reserved. Lowering the limit below what is committed stops growth; it
 //! takes nothing away.
 
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 
@@ -137,10 +136,6 @@ impl Budget {
             let Some(then) = now.checked_add(bytes) else { return false };
             if then > self.limit.load(Ordering::Relaxed) {
                 return false;
-            }
-            if planted(Defect::BudgetUnchecked) {
-                self.committed.store(then, Ordering::Release);
-                return true;
             }
             match self.committed.compare_exchange_weak(
                 now,

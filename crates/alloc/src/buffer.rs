@@ -25,7 +25,6 @@
 
 use crate::layout::{NO_CLASS, UNIT_SHIFT};
 use crate::store::Placement;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
@@ -298,11 +297,7 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub unsafe fn try_lock_record(&self, timeline: TimelineId) -> bool {
-        planted(Defect::RecordUnlocked)
-            || self
-                .lock
-                .compare_exchange(0, timeline.get(), Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+        self.lock.compare_exchange(0, timeline.get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Whether the timeline's submitter has locked the record.
@@ -354,7 +349,7 @@ impl Buffer {
     pub unsafe fn mark_read(&self, p: Timepoint) {
         if p.timeline_id() == self.home_timeline() {
             self.own_read.store(PackedTimepoint::from(p).to_bits(), STORE);
-        } else if !planted(Defect::ReadUnmarked) {
+        } else {
             self.used_on(p);
         }
     }

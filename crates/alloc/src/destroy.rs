@@ -7,7 +7,6 @@
 use crate::state::Inner;
 use crate::watch::SweepScope;
 use leasehold_core::PackedTimepoint;
-use leasehold_core::defects::{Defect, planted};
 #[cfg(not(loom))]
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::Ordering;
@@ -73,9 +72,7 @@ impl Inner {
         self.return_evicted_held(self.caches.flush(true));
         let mut core = self.core.lock();
         core.orphan = true;
-        if !planted(Defect::OrphanUncounted) {
-            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
-        }
+        self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
     }
 
     /// Whether every stream is done with the memory.

@@ -14,7 +14,6 @@ use crate::layout::Layout;
 use crate::oom::Trail;
 use crate::ranges::{Busy, Range, busy};
 use crate::state::{Core, Inner, Keep, On, kind_bits, uses};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::thread::yield_now;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
@@ -453,9 +452,6 @@ impl Inner {
             {
                 let mut core = self.core.lock();
                 core.store.heap.finish_pieces(&plan, &self.budget);
-                if planted(Defect::CountedTwice) {
-                    self.budget.keep(plan.new_bytes);
-                }
                 if let Some(range) = core.ranges.0[at].as_mut() {
                     range.take_pieces(&plan.steps, result.is_ok());
                 }

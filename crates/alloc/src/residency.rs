@@ -9,7 +9,6 @@
 use crate::backing::Backing;
 use crate::extent::{Extent, NIL, State};
 use crate::host;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 /// The piece that backs a granule, and the granule's last uses.
@@ -239,7 +238,7 @@ impl Residency {
     /// Whether a piece that leaves a growing block is mapped nowhere then.
     pub(crate) fn is_alone(&self, piece: u32) -> bool {
         let p = &self.pieces[piece as usize];
-        p.more == 0 && p.state == PieceState::Mapped || planted(Defect::SharedGivenBack)
+        p.more == 0 && p.state == PieceState::Mapped
     }
 
     /// A piece is about to be mapped in one more growing block.

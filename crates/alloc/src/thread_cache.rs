@@ -46,7 +46,6 @@ use crate::depot::Depot;
 use crate::layout::SLAB_MAX;
 use crate::list::List;
 use leasehold_core::TimelineId;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
@@ -199,11 +198,6 @@ impl ThreadCaches {
         let at = bins.find(timeline)?;
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         let (row, bytes) = unsafe { bins.of(at, class).pop() }?;
-        if planted(Defect::ShardLeftEarly) {
-            // Leaves too early, and the counters are written outside.
-            shard.leave();
-            leasehold_core::sync::thread::yield_now();
-        }
         shard.count_hit(&shard.small, bytes, size);
         Some(row)
     }
@@ -533,15 +527,12 @@ impl Shard {
     fn enter(&self) -> Option<Inside<'_>> {
         let free =
             self.word.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        (free || planted(Defect::ShardUnlocked)).then(|| Inside(self))
+        free.then(|| Inside(self))
     }
 
     #[inline(always)]
     fn leave(&self) {
-        self.word.store(
-            FREE,
-            if planted(Defect::ShardUnpublished) { Ordering::Relaxed } else { Ordering::Release },
-        );
+        self.word.store(FREE, Ordering::Release);
     }
 
     /// Enters, and waits for a thread that is inside.

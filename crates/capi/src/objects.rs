@@ -12,7 +12,6 @@
 
 use crate::registry::unknown;
 use leasehold::{Error, Handle, Lease, Result};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
 use leasehold_core::{PoolConfig, Recycle, Resource, SlotPool, Tagged};
@@ -132,9 +131,6 @@ impl<T: Kind> Objects<T> {
     /// Adds a caller.
     pub(crate) fn retain(&self, handle: u64) -> Result<()> {
         let object = self.get(handle)?;
-        if planted(Defect::RetainLost) {
-            return Ok(());
-        }
         let more = |n: u32| if n == 0 { None } else { n.checked_add(1) };
         match object.0.callers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok(()),

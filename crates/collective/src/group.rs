@@ -4,7 +4,6 @@
 
 use crate::element::{Element, ElementType, Reduce};
 use crate::signature::Kind;
-use leasehold::backend::defects::{Defect, planted};
 use leasehold::{ArrayView, Buffer, BufferView, Error, Result};
 use smallvec::SmallVec;
 
@@ -175,14 +174,6 @@ impl<'a> Group<'a> {
         check_apart(self.drafts.len(), uses, self.rank)
     }
 
-    /// The root that a call names.
-    fn root(&self, root: u32) -> u32 {
-        match planted(Defect::WrongRoot) && self.rank == 1 && root < self.size {
-            true => (root + 1) % self.size,
-            false => root,
-        }
-    }
-
     /// The elements of each rank's part.
     fn part(&self, kind: Kind, part: usize, whole: usize) -> Result<usize> {
         if part.checked_mul(self.size as usize) != Some(whole) {
@@ -275,7 +266,7 @@ impl<'a> Group<'a> {
         x: impl Into<ArrayView<'a, T>>,
         root: u32,
     ) -> Result<()> {
-        let (x, root) = (x.into(), self.root(root));
+        let x = x.into();
         let (src, dst) = if root == self.rank { (Some(x), None) } else { (None, Some(x)) };
         self.draft(Kind::Broadcast { root }, x.len(), src, dst)
     }
@@ -290,7 +281,7 @@ impl<'a> Group<'a> {
         reduce: Reduce,
         root: u32,
     ) -> Result<()> {
-        let (x, root) = (x.into(), self.root(root));
+        let x = x.into();
         reduce.check(T::TYPE)?;
         let dst = (root == self.rank).then_some(x);
         self.draft(Kind::Reduce { reduce, root }, x.len(), Some(x), dst)

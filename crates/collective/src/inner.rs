@@ -23,7 +23,6 @@ use crate::signature::{Class, Kind, Signature};
 use crate::store::Presence;
 use crate::unfinished::{Calls, Unfinished, first_of};
 use crate::watch::{self, Watched, Watching};
-use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, Device, TimelineId};
@@ -207,9 +206,6 @@ impl Core {
     }
 
     fn poison(&self, at: Timepoint, cause: &Error) {
-        if planted(Defect::LatePoison) {
-            return;
-        }
         if let Some(device) = self.device.upgrade() {
             device.fail(at, cause.clone());
         }
@@ -319,17 +315,13 @@ impl Core {
         if let Some(cause) = self.ended() {
             return Err(cause);
         }
-        if planted(Defect::OrderSwapped) && self.members.rank == 1 {
-            calls.reverse();
-        }
         let turn = self.turn.as_ref().map(|turn| turn.0.lock());
         // SAFETY: the runtime calls this in the stream's order, with the native stream and the
         // operands' addresses, and the operands are kept and declared. The calls were checked as
         // they were made, and what may have changed above.
         let made = unsafe { self.native.part().enqueue(word, &calls) };
         drop(turn);
-        let made = made.map_err(|cause| self.fails(cause));
-        if planted(Defect::LatePoison) { Ok(()) } else { made }
+        made.map_err(|cause| self.fails(cause))
     }
 
     /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.

@@ -39,7 +39,6 @@
 //!
 //! This module must not know pools, managers or payload types.
 
-use crate::defects::{Defect, planted};
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Tagged};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -536,9 +535,6 @@ impl<T: ?Sized> Clone for Lease<T> {
 impl<T: ?Sized> Drop for Lease<T> {
     #[inline]
     fn drop(&mut self) {
-        if planted(Defect::LeaseForgotten) && self.hdr.as_ptr().addr().is_multiple_of(7) {
-            return;
-        }
         // SAFETY: this lease's count, given up once.
         unsafe { release(self.hdr) }
     }

@@ -38,8 +38,6 @@ pub mod bench;
 #[doc(hidden)]
 pub mod chunks;
 mod copy;
-#[doc(hidden)]
-pub mod defects;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fork;

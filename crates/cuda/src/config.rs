@@ -54,10 +54,6 @@ pub struct CudaConfig {
     pub debug: DebugAids,
     /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
-    /// A planted defect that tests must find.
-    /// Default: `None`.
-    #[cfg(feature = "planted-defects")]
-    pub defect: Option<crate::defects::Defect>,
 }
 
 impl Default for CudaConfig {
@@ -70,14 +66,12 @@ impl Default for CudaConfig {
             inline: false,
             debug: DebugAids::default(),
             trace_events: 0,
-            #[cfg(feature = "planted-defects")]
-            defect: None,
         }
     }
 }
 
 impl CudaConfig {
-    leasehold_engine::config_setters!(streams inline debug trace_events defect);
+    leasehold_engine::config_setters!(streams inline debug trace_events);
 
     /// Sets the source of device memory.
     #[must_use]

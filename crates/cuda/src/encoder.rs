@@ -227,10 +227,6 @@ impl<'a, 's> Encoder<'a, 's> {
                     self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 }
                 if let Some(keep) = u.keep {
-                    #[cfg(feature = "planted-defects")]
-                    if self.core.shared.config.has(crate::defects::Defect::KeepDroppedEarly) {
-                        return Ok(());
-                    }
                     self.sink.keep(keep.clone());
                 }
                 Ok(())

@@ -33,5 +33,3 @@ pub mod manager;
 
 pub use backend::CudaBackend;
 pub use config::{CompletionSource, CudaConfig, MemorySource};
-#[cfg(feature = "planted-defects")]
-pub use leasehold_engine::defects;

@@ -99,14 +99,6 @@ impl<N: DriverStream> StreamCore<N> {
     ) -> Result<u64> {
         let value = self.owner.advance()?;
         let job = self.job(value, ops, prepared);
-        #[cfg(feature = "planted-defects")]
-        if self.core.config.has(crate::defects::Defect::DeferredOutOfOrder)
-            && !state.deferred.is_empty()
-        {
-            let last = state.deferred.len() - 1;
-            state.deferred.insert(last, job);
-            return Ok(value);
-        }
         state.deferred.push_back(job);
         Ok(value)
     }

@@ -58,8 +58,6 @@
 pub mod backend;
 pub mod buffers;
 pub mod cgroup;
-#[cfg(feature = "planted-defects")]
-pub mod defects;
 mod deferred;
 pub mod devices;
 pub mod driver;

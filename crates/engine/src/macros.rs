@@ -62,20 +62,4 @@ macro_rules! config_setters {
             self
         }
     };
-    (@ defect) => {
-        /// Plants a defect that tests must find.
-        #[cfg(feature = "planted-defects")]
-        #[must_use]
-        pub fn defect(mut self, defect: $crate::defects::Defect) -> Self {
-            self.defect = Some(defect);
-            self
-        }
-
-        /// Whether this defect was planted.
-        #[cfg(feature = "planted-defects")]
-        #[inline]
-        pub(crate) fn has(&self, defect: $crate::defects::Defect) -> bool {
-            self.defect == Some(defect)
-        }
-    };
 }

@@ -8,7 +8,6 @@
 //!
 //! This module must not know how a driver divides a device.
 
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{
@@ -50,12 +49,6 @@ impl Hash for StreamKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.priority.hash(state);
     }
-}
-
-/// The lease by which a stream keeps its partition.
-#[must_use]
-pub fn keep(partition: Option<&Lease<Partition>>) -> Option<Lease<Partition>> {
-    if planted(Defect::PartEndsEarly) { None } else { partition.cloned() }
 }
 
 struct Payloads(Arc<RetireList<Partition>>);

@@ -33,29 +33,13 @@ pub struct EngineConfig {
     pub inline: bool,
     /// The most submissions before the driver is told to signal.
     pub signal_every: u32,
-    /// A planted defect that tests must find.
-    #[cfg(feature = "planted-defects")]
-    pub defect: Option<crate::defects::Defect>,
 }
 
 impl EngineConfig {
-    /// A configuration without a defect. This crate may have the feature `planted-defects` where
-    /// the backend has not.
+    /// A configuration of these values.
     #[must_use]
     pub fn new(inline: bool, signal_every: u32) -> Self {
-        Self {
-            inline,
-            signal_every,
-            #[cfg(feature = "planted-defects")]
-            defect: None,
-        }
-    }
-
-    /// Whether this defect was planted.
-    #[cfg(feature = "planted-defects")]
-    #[inline]
-    pub(crate) fn has(&self, defect: crate::defects::Defect) -> bool {
-        self.defect == Some(defect)
+        Self { inline, signal_every }
     }
 }
 
@@ -244,10 +228,6 @@ impl<N: DriverStream> StreamCore<N> {
 
     /// The last value that the driver signalled.
     pub(crate) fn reached(&self) -> u64 {
-        #[cfg(feature = "planted-defects")]
-        if self.core.config.has(crate::defects::Defect::ReuseBeforeCompletion) {
-            return self.issued.load(Ordering::Acquire);
-        }
         self.native.reached()
     }
 

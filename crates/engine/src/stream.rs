@@ -35,7 +35,7 @@ mod wait;
 
 use crate::driver::{DriverDevice, DriverStream};
 use crate::host_part::HostPart;
-use crate::partitions::{self, StreamKey};
+use crate::partitions::StreamKey;
 use crate::state::{BlockedOn, Engine, PumpState, RECORDED_MARKS, State};
 use crate::timelines::Origin;
 use crate::waits::Awaited;
@@ -62,7 +62,7 @@ impl<N: DriverStream> StreamCore<N> {
             owner,
             native,
             priority: key.priority,
-            partition: partitions::keep(key.partition.as_ref()),
+            partition: key.partition.clone(),
             pooled: key.partition.is_none(),
             issued: AtomicU64::new(start),
             signalled: AtomicU64::new(start),

@@ -12,7 +12,6 @@
 
 use crate::kernel::{Access, Binding};
 use leasehold_core::Name;
-use leasehold_core::defects::{Defect, planted};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -81,12 +80,7 @@ impl Conditional {
     pub(crate) fn accesses(&self, f: &mut dyn FnMut(u64, u64, Access)) {
         f(self.flag.addr, self.flag.len, Access::Read);
         self.body.touches(&mut |addr, len, access| {
-            let access = match access.writes() {
-                true if planted(Defect::BodyUnseen) => Access::Read,
-                true => Access::ReadWrite,
-                false => access,
-            };
-            f(addr, len, access);
+            f(addr, len, if access.writes() { Access::ReadWrite } else { access });
         });
     }
 

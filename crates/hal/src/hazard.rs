@@ -15,7 +15,6 @@
 use crate::kernel::Access;
 use crate::list::OpList;
 use crate::op::Op;
-use leasehold_core::defects::{Defect, planted};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Default)]
@@ -126,7 +125,6 @@ impl Tracker {
             }
             if let Some(w) = segment.write
                 && w != node
-                && !planted(Defect::ReadBeforeWrite)
             {
                 dep(w);
             }
@@ -162,7 +160,7 @@ impl Written {
             }
             op.for_each_access(|addr, len, access| {
                 let end = addr.saturating_add(len);
-                if access.writes() && addr < end && !planted(Defect::WrittenReadEarly) {
+                if access.writes() && addr < end {
                     all.push((addr, end));
                 }
             });

@@ -31,8 +31,8 @@ pub use leasehold_core::{
     FixedSlotStore, ForkGuard, Handle, HeapHandle, HostTimelineHandle, HostTimelineOwner, Index,
     LibraryHandle, LifeCycle, PackedTimepoint, PipelineHandle, PoolConfig, PoolManager, PoolStats,
     Publisher, Recycle, Resource, RetireList, SlotPool, TagOf, Tagged, Text, Timeline, TimelineId,
-    TimelineOwner, TimelineSource, TimestampHandle, VALUE_LIMIT, copy_bytes, defects, handle,
-    panics, sync, tags, threads,
+    TimelineOwner, TimelineSource, TimestampHandle, VALUE_LIMIT, copy_bytes, handle, panics, sync,
+    tags, threads,
 };
 pub use leasehold_hal::{
     Access, Backend, BackendKind, Binding, Caps, Copies, Copy1d, Copy2d, CpuArgs, CpuFn,

@@ -29,7 +29,6 @@ use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Locked, Scratch, Stream, StreamCore, push_waits};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, MIN_ALIGN, On};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint};
@@ -545,8 +544,6 @@ fn submit_words(
             ops.push(fill(0, buffer.len(), 0));
         }
         for &(at, value) in *values {
-            let is_limit = at * 2 * WORD < buffer.len();
-            let value = if is_limit && planted(Defect::LimitMissed) { u64::MAX } else { value };
             // (On a little-endian device, as all are.)
             ops.push(fill(at * WORD, 4, value as u32));
             // A small maximum leaves the upper half 0.

@@ -36,10 +36,6 @@ pub struct MpsConfig {
     pub debug: DebugAids,
     /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
-    /// A planted defect that tests must find.
-    /// Default: `None`.
-    #[cfg(feature = "planted-defects")]
-    pub defect: Option<crate::defects::Defect>,
 }
 
 impl Default for MpsConfig {
@@ -55,8 +51,6 @@ impl Default for MpsConfig {
             inline: false,
             debug: DebugAids::default(),
             trace_events: 0,
-            #[cfg(feature = "planted-defects")]
-            defect: None,
         }
     }
 }
@@ -81,7 +75,7 @@ impl MpsConfig {
         self
     }
 
-    leasehold_engine::config_setters!(streams inline debug trace_events defect);
+    leasehold_engine::config_setters!(streams inline debug trace_events);
 
     /// Sets the dispatches and the bytes after which a stream commits its command buffer. One
     /// dispatch means a commit after each submission.

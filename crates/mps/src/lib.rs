@@ -36,6 +36,4 @@ pub mod transfer;
 
 pub use backend::MpsBackend;
 pub use config::MpsConfig;
-#[cfg(feature = "planted-defects")]
-pub use leasehold_engine::defects;
 pub use manager::execution::MpsExecutionManager;

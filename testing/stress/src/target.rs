@@ -15,8 +15,6 @@ use leasehold_collective::{CollectiveOps, ElementType};
 use leasehold_collective_sim::SimCollectives;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "planted-defects")]
-use leasehold::backend::defects;
 #[cfg(feature = "cuda")]
 use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "mps")]
@@ -201,7 +199,7 @@ impl Target {
                     if lost { Vec::new() } else { all }
                 }) as Left);
                 let library: Arc<dyn CollectiveOps> = Arc::new(SimCollectives::of_cuda(&made));
-                let backend = Arc::new(CudaBackend::with_ops(made, cuda_config())?);
+                let backend = Arc::new(CudaBackend::with_ops(made, CudaConfig::default())?);
                 Made { backend, machine, left, library: Some(library) }
             }
             #[cfg(feature = "mps")]
@@ -224,7 +222,9 @@ impl Target {
             #[cfg(feature = "mps")]
             BackendKind::Mps => Made::real(Arc::new(MpsBackend::new())),
             #[cfg(feature = "cuda")]
-            BackendKind::Cuda => Made::real(Arc::new(CudaBackend::with_config(cuda_config()))),
+            BackendKind::Cuda => {
+                Made::real(Arc::new(CudaBackend::with_config(CudaConfig::default())))
+            }
             _ => Made::real(Arc::new(leasehold::cpu::CpuBackend::new())),
         })
     }
@@ -353,19 +353,6 @@ impl Target {
         };
         Ok(RankBench { under, runtimes, kernels, library: made.library })
     }
-}
-
-/// The CUDA backend as programs use it.
-#[cfg(feature = "cuda")]
-fn cuda_config() -> CudaConfig {
-    #[cfg(feature = "planted-defects")]
-    if let Some(defect) = leasehold_cuda::defects::Defect::ALL
-        .into_iter()
-        .find(|d| defects::named() == Some(&format!("{d:?}")))
-    {
-        return CudaConfig::default().defect(defect);
-    }
-    CudaConfig::default()
 }
 
 #[cfg(feature = "sim")]

@@ -10,7 +10,6 @@ use leasehold_core::{Lease, Result, Timeline};
 use leasehold_hal::{
     Access, Device, KeepAlive, MemoryKind, NodePatch, Op, OpList, Pipeline, Plan, Stream, Upload,
 };
-use std::fmt::Debug;
 use std::time::Duration;
 
 const SEEDS: u64 = 50;
@@ -246,22 +245,5 @@ fn findings<S: Subject>(seed: u64, config: S::Config) -> Vec<String> {
 pub fn nothing_is_found<S: Subject>() {
     for seed in 0..SEEDS {
         assert_eq!(findings::<S>(seed, S::inline()), [""; 0], "seed {seed}");
-    }
-}
-
-/// Checks that each defect is found within 50 seeds. `plant` configures a backend with the defect.
-///
-/// # Panics
-/// If a defect is not found.
-pub fn each_is_found<S: Subject, D: Debug + Copy>(defects: &[D], plant: impl Fn(D) -> S::Config) {
-    for &defect in defects {
-        let found = (0..SEEDS).find_map(|seed| {
-            let all = findings::<S>(seed, plant(defect));
-            all.first().cloned().map(|first| (seed, all.len(), first))
-        });
-        let Some((seed, n, first)) = found else {
-            panic!("{defect:?} was not found by {SEEDS} seeds")
-        };
-        println!("{defect:?}: seed {seed}, {n} findings; {first}");
     }
 }

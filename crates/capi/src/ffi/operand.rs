@@ -5,7 +5,6 @@ use crate::kinds::{BUFFERS, HeldBuffer};
 use crate::objects::Used;
 use crate::status::no_memory;
 use leasehold::{Access, BufferView, Error, Operand, Result, View};
-use leasehold_core::defects::{Defect, planted};
 
 /// The operation reads the operand.
 pub const LEASEHOLD_READ: u32 = 1;
@@ -95,7 +94,6 @@ impl LeaseholdOperand {
     fn operand<'b>(&self, held: Option<&'b Used<HeldBuffer>>) -> Result<Operand<'b>> {
         let held = held.ok_or_else(|| Error::state("an operand without a buffer"))?;
         let access = access(self.access)?;
-        let access = if planted(Defect::OperandAsRead) { Access::Read } else { access };
         Ok(self.view(held)?.with(access))
     }
 }

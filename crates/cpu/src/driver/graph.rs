@@ -13,7 +13,6 @@
 use super::float;
 use super::queue::{Failure, Runner};
 use super::work::Work;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::panics::caught;
 use leasehold_core::sync::{Mutex, MutexGuard};
 use leasehold_core::{Error, Result};
@@ -197,13 +196,12 @@ unsafe fn run_node(
     let is_set = || unsafe { (conditional.flag().addr as *const u32).read_unaligned() } != 0;
     let mut go_on = is_set();
     while go_on {
-        let early = planted(Defect::FlagReadEarly).then(is_set);
         // SAFETY: by the contract.
         unsafe { body.launch(runner) }.map_err(|failure| match failure {
             Failure::At(name, text) => Failure::At(format!("{conditional}: {name}"), text),
             other => other,
         })?;
-        go_on = conditional.kind() == ConditionalKind::While && early.unwrap_or_else(is_set);
+        go_on = conditional.kind() == ConditionalKind::While && is_set();
     }
     Ok(())
 }

@@ -513,9 +513,9 @@ mod tests {
         assert_eq!(runs.load(Ordering::Relaxed), 1, "{what} was taken for the compiler");
     }
 
-    /// The path and content of a planted kernel for the key "s".
+    /// The path and content of a forged kernel for the key "s".
     #[cfg(unix)]
-    fn planted(directory: &Path) -> (PathBuf, Vec<u8>) {
+    fn forged(directory: &Path) -> (PathBuf, Vec<u8>) {
         let key = key("s", &[]).bytes();
         let name = format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key));
         (directory.join(name), wrap(&key, b"somebody else's image"))
@@ -529,7 +529,7 @@ mod tests {
         let make = |name: &str, mode: u32| {
             let directory = outer.path().join(name);
             fs::create_dir(&directory).unwrap();
-            let (file, bytes) = planted(&directory);
+            let (file, bytes) = forged(&directory);
             fs::write(&file, bytes).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
             fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
@@ -565,7 +565,7 @@ mod tests {
     fn a_file_that_is_not_the_users_own_is_not_read() {
         use std::os::unix::fs::{PermissionsExt, chown, symlink};
         let directory = tempfile::tempdir().unwrap();
-        let (file, bytes) = planted(directory.path());
+        let (file, bytes) = forged(directory.path());
         let elsewhere = directory.path().join("elsewhere");
         let plant = |to: &Path| {
             let _ = fs::remove_file(to);

@@ -72,8 +72,6 @@ impl Core {
     pub fn streams(self: &Arc<Self>) -> Arc<Streams> {
         let own = &self.shared.config;
         let config = EngineConfig::new(own.inline, own.signal_every);
-        #[cfg(feature = "planted-defects")]
-        let config = EngineConfig { defect: own.defect, ..config };
         let streams = Engine::new(self.clone(), self.shared.tables.clone(), config);
         let loss_reporter = Arc::downgrade(&streams);
         self.context.set_loss_reporter(Box::new(move || loss_reporter.upgrade()?.pending_text()));

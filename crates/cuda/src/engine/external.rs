@@ -271,26 +271,9 @@ impl External {
         self.calls(|ops| {
             self.check_capture(ops, stream)?;
             let open = self.timeline().submitted();
-            #[cfg(feature = "planted-defects")]
-            if self.core.shared.config.has(crate::defects::Defect::ExternalUnrecorded) {
-                self.owner.advance()?;
-                self.owner.complete(open);
-                return Ok(open);
-            }
-            #[cfg(feature = "planted-defects")]
-            let early = self.core.shared.config.has(crate::defects::Defect::ExternalStaleEvent)
-                && !state.events.is_empty();
-            #[cfg(not(feature = "planted-defects"))]
-            let early = false;
             if opens_next {
                 self.owner.advance()?;
                 fence(Ordering::SeqCst);
-            }
-            if early {
-                if let Some((value, _)) = state.events.back_mut() {
-                    *value = open;
-                }
-                return Ok(open);
             }
             // A later record of the same stream stands for the earlier ones too.
             let full = state.events.len() == EVENTS;
@@ -524,10 +507,6 @@ unsafe impl TimelineSource for External {
             },
         };
         let Some((event, value)) = found else { return Ok(()) };
-        #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::ExternalWaitSkipped) {
-            return Ok(());
-        }
         let state = self.state.lock();
         let waited = if state.ended {
             Err(Error::state("the external stream was ended"))

@@ -81,8 +81,6 @@ pub struct Program {
     nodes: usize,
     /// Bytes of device memory that the driver takes for the executables, about.
     device_bytes: u64,
-    #[cfg(feature = "planted-defects")]
-    stale: bool,
 }
 
 /// Segments under construction. Unless they are finished, the drop gives them back.
@@ -166,10 +164,6 @@ impl Program {
             // The launch has no blocks before and after, so nothing is to be set.
             return Ok(GraphExecUpdate::InPlace);
         };
-        #[cfg(feature = "planted-defects")]
-        if self.stale {
-            return Ok(GraphExecUpdate::InPlace);
-        }
         let mut arguments = Arguments::new();
         let args = arguments.fill(&d, early)?;
         let exec = self.segments[kernel.segment as usize].exec;
@@ -246,10 +240,6 @@ impl Building<'_> {
             after.extend(inside.map(|&p| nodes[p as usize - from]));
             if after.is_empty() {
                 after.extend(before);
-            }
-            #[cfg(feature = "planted-defects")]
-            if core.shared.config.has(crate::defects::Defect::MissingEdge) {
-                after.pop();
             }
             let node = match (&op, &after[..]) {
                 (Op::Dispatch(d), &[before]) if is_dependent(plan, i) => add_kernel(
@@ -562,8 +552,6 @@ impl Instantiate for Program {
         let segments = std::mem::take(&mut building.segments);
         Ok(Self {
             context: core.context.clone(),
-            #[cfg(feature = "planted-defects")]
-            stale: core.shared.config.has(crate::defects::Defect::StaleGraphAddress),
             plan: Mutex::new(plan),
             steps,
             segments,

@@ -11,8 +11,6 @@ use crate::state::StreamCore;
 use crate::timelines::Origin;
 use leasehold_core::panics::quietly;
 use leasehold_core::sync::atomic::Ordering;
-#[cfg(feature = "planted-defects")]
-use leasehold_core::sync::thread;
 use leasehold_core::{Result, VALUE_LIMIT};
 use leasehold_hal::Op;
 
@@ -29,14 +27,6 @@ impl<N: DriverStream> StreamCore<N> {
     pub(crate) fn publish(&self, value: u64) -> bool {
         let timeline = self.timeline();
         let before = timeline.completed();
-        #[cfg(feature = "planted-defects")]
-        if self.core.config.has(crate::defects::Defect::EarlyPublication) {
-            self.owner.complete(value);
-            if let Some(stream) = self.me.upgrade() {
-                self.core.watch.add(&stream);
-            }
-            thread::yield_now();
-        }
         let sound = !timeline.failed(VALUE_LIMIT);
         self.note_failure();
         if let Some(publish) = self.run_host_part(value, value) {

@@ -32,12 +32,6 @@ impl<N: DriverStream> StreamCore<N> {
         if self.is_own(point) {
             return Ok(Ready::Now(None));
         }
-        #[cfg(feature = "planted-defects")]
-        if self.core.config.has(crate::defects::Defect::MissingWait)
-            && point.value() <= point.timeline().submitted()
-        {
-            return Ok(Ready::Now(None));
-        }
         match point.timeline().check(point.value()) {
             Ok(true) => return Ok(Ready::Now(None)),
             Err(cause) => return Ok(Ready::Failed(cause)),
@@ -51,10 +45,6 @@ impl<N: DriverStream> StreamCore<N> {
                 let Some((mark, value)) = source.mark_for(point.value())? else {
                     return Ok(Ready::Blocked);
                 };
-                #[cfg(feature = "planted-defects")]
-                if self.core.config.has(crate::defects::Defect::EventRecycledEarly) {
-                    self.native.record(&mut mark.clone(), value)?;
-                }
                 let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
                 (mark, Some(Passed { point, value, abroad }))
             }
@@ -70,10 +60,6 @@ impl<N: DriverStream> StreamCore<N> {
     /// returned value is the last one that the mark covers. `None` while `value` is held back.
     pub(crate) fn mark_for(&self, value: u64) -> Result<Option<(N::Mark, u64)>> {
         let find = |state: &State<N>| {
-            #[cfg(feature = "planted-defects")]
-            if self.core.config.has(crate::defects::Defect::StaleMark) {
-                return state.recorded.back().map(|m| (m.mark.clone(), value));
-            }
             state.recorded.iter().find(|m| m.value >= value).map(|m| (m.mark.clone(), m.value))
         };
         {

@@ -42,7 +42,7 @@ impl<N: DriverStream> StreamCore<N> {
         if state.is_busy() {
             return self.defer(state, ops, Vec::new());
         }
-        let value = self.begin().inspect_err(|_| self.give_room_back())?;
+        let value = self.next_value().inspect_err(|_| self.give_room_back())?;
         let plain = ops.iter().map(|op| (op, None));
         // SAFETY: the caller vouches for the operations, which need nothing prepared.
         if let Err(refusal) = unsafe { self.issue(&mut state, value, plain, false) } {
@@ -121,18 +121,6 @@ impl<N: DriverStream> StreamCore<N> {
             drop(state);
             self.native.wait_room().map_err(|e| self.core.settle(e))?;
         }
-    }
-
-    /// Begins a submission in the lock, and returns its value.
-    #[inline(always)]
-    fn begin(&self) -> Result<u64> {
-        let value = self.next_value()?;
-        #[cfg(feature = "planted-defects")]
-        if self.core.config.has(crate::defects::Defect::WordBeforeWork) {
-            self.native.signal(value)?;
-            self.signalled.store(value, Ordering::Release);
-        }
-        Ok(value)
     }
 
     /// Gives back the room of a submission that did not begin, in the lock.
@@ -237,7 +225,7 @@ impl<N: DriverStream> StreamCore<N> {
         if state.is_busy() {
             return self.defer(state, ops, prepared.rest_from(0));
         }
-        let value = self.begin().inspect_err(|_| self.give_room_back())?;
+        let value = self.next_value().inspect_err(|_| self.give_room_back())?;
         let (now, later) = ops.split_at(cut);
         let plain = prepared.is_empty();
         let given = now.iter().enumerate().map(|(i, op)| (op, prepared.take(i)));

@@ -25,7 +25,6 @@ use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, check_all_present, need};
 use crate::trace::track::Track;
 use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
@@ -504,7 +503,7 @@ impl Holder for Inner {
 
     fn give_up(&self) -> Option<GivenUp> {
         let mut state = self.state.try_lock()?;
-        let idle = state.last.has_passed() || planted(Defect::TakenInFlight);
+        let idle = state.last.has_passed();
         if !idle || state.instances.is_empty() || self.wanted.load(Ordering::Acquire) > 0 {
             return None;
         }

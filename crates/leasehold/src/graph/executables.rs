@@ -29,7 +29,6 @@
 //! This module must not know plans, streams, or what else a graph holds.
 
 use leasehold_alloc::Allocator;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Budgeted, Error, Lease, PackedTimepoint, Result, Timepoint};
 use leasehold_hal::GraphExec;
@@ -291,9 +290,8 @@ impl Executables {
         let bytes = exec.bytes();
         demand.known = Some(bytes);
         let mut state = self.state.lock();
-        let reserved = if planted(Defect::ExecutableTwice) { 0 } else { charge.bytes };
         let stats = &mut state.stats;
-        stats.bytes = stats.bytes - reserved + bytes;
+        stats.bytes = stats.bytes - charge.bytes + bytes;
         stats.executables += 1;
         stats.made += 1;
         stats.made_again += u64::from(demand.occasion == Occasion::Launch);
@@ -413,7 +411,7 @@ impl Executables {
         let mut state = self.state.lock();
         state.stats.executables -= u64::from(charge.made);
         match charge.last.timepoint() {
-            Some(last) if !last.has_passed() && !planted(Defect::TakenInFlight) => {
+            Some(last) if !last.has_passed() => {
                 state.leaving.push((last, charge.bytes));
             }
             _ => state.stats.bytes -= charge.bytes,

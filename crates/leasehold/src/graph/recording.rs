@@ -20,7 +20,6 @@ use crate::kernel::rules::Rules;
 use crate::stream::{SubmitGuard, SubmitLock, Use, check_end, check_own, this_thread};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, GraphArena, Layout};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, Name, Result, Timepoint};
 use leasehold_hal::{Access, Conditional, ConditionalKind, Op, OpList, Partition, TimestampQuery};
@@ -663,7 +662,7 @@ impl State {
                     if let Some(e) = encoding {
                         e.journal.push(Undo::Outside(handle, Some(false)));
                     }
-                    outside.writes = !planted(Defect::WriteUnrecorded);
+                    outside.writes = true;
                 }
             }
             None => {

@@ -14,7 +14,6 @@ use crate::stream::check_all_present;
 use crate::view::View;
 use bytemuck::NoUninit;
 use leasehold_alloc::Buffer;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{Error, Lease, Result, Timepoint};
 use leasehold_hal::{LaunchInfo, Op, OpList};
 
@@ -163,7 +162,7 @@ impl Graph {
                 new.map(|new| (o.lease.addr(), o.lease.len(), new.addr(), new.native()))
             })
             .collect();
-        if !ranges.is_empty() && !planted(Defect::OldBuffers) {
+        if !ranges.is_empty() {
             recorded = moved(recorded, &ranges, &mut changed);
         }
         let limits = &inner.runtime.limits;
@@ -185,8 +184,7 @@ impl Graph {
                     .into(),
                 ));
             }
-            let grid = if planted(Defect::OldGrid) { None } else { *grid };
-            recorded.patch(node.0 as usize, None, params.as_deref(), grid)?;
+            recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
             changed[node.0 as usize] = true;
         }
         inner.check_launches(&recorded, &changed)?;

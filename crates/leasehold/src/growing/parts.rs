@@ -8,7 +8,6 @@ use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Stream, StreamCore};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::Access;
@@ -307,8 +306,6 @@ impl Shared {
     }
 
     fn words<'a>(&'a self, values: &'a [(u64, u64)]) -> Words<'a> {
-        let stays = usize::from(planted(Defect::PartLimitStays) && values.len() > 1);
-        let values = &values[..values.len() - stays];
         Words { buffer: &self.limits, values, large: self.each > u64::from(u32::MAX) }
     }
 

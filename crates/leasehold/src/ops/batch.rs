@@ -14,7 +14,6 @@ use crate::runtime::check_writable;
 use crate::stream::Stream;
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::HostKind;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::{Access, Copies, Copy1d, Op};
 
@@ -197,8 +196,7 @@ fn is_settled(operand: &Operand<'_>) -> bool {
     }
     let buffer = operand.view.lease;
     let written = buffer.write_timepoint().timepoint();
-    buffer.host_kind() != HostKind::None
-        && (written.is_none_or(Timepoint::has_passed) || planted(Defect::SourceReadEarly))
+    buffer.host_kind() != HostKind::None && written.is_none_or(Timepoint::has_passed)
 }
 
 /// The operands of the pieces. Neighbours in one buffer are one operand, from the first of their
@@ -211,9 +209,6 @@ fn operands<'a>(pieces: &[(BufferView<'a>, BufferView<'a>)]) -> Vec<Operand<'a>>
         add(&mut operands, &mut dsts, dst, Access::Write);
     }
     operands.extend(srcs.into_iter().chain(dsts).map(Span::operand));
-    if planted(Defect::PieceUnordered) && operands.len() > 2 {
-        operands.pop();
-    }
     operands
 }
 

@@ -23,7 +23,6 @@ use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, add_wait, push_waits};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
 use leasehold_hal::{Copy2d, Download, HostCall, Op, StreamDesc, Upload};
@@ -277,9 +276,7 @@ impl Way<'_> {
             list.clear();
             push_waits(&upper_waits, &mut list)?;
             upper_waits.clear();
-            if !planted(Defect::HandoverSkipped) {
-                list.push(Op::Wait(here));
-            }
+            list.push(Op::Wait(here));
             list.extend(transfers(copy, piece, buffer, false, host_above));
             let trace = if *down { &mut *companion_trace } else { &mut *own_trace };
             // SAFETY: the destination was checked and is kept as the source is; whoever writes the

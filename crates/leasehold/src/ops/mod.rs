@@ -27,7 +27,6 @@ use crate::stream::{Stream, StreamCore};
 use crate::trace::recorder::What;
 use crate::view::{BufferView, Operand};
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint};
 use leasehold_hal::{Copy2d, Download, Fill, KeepAlive, Op, TimestampQuery, Upload};
@@ -224,11 +223,7 @@ impl Stream {
             src_pitch,
             dst: dst.addr(),
             dst_native: dst.buffer().native(),
-            dst_pitch: if planted(Defect::SmallerPitch) {
-                dst_pitch.min(src_pitch)
-            } else {
-                dst_pitch
-            },
+            dst_pitch,
             width,
             rows,
         };

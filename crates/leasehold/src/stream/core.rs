@@ -13,10 +13,9 @@
 
 use super::inside::in_host_call;
 use super::records::{Use, push_waits};
-use super::submit_lock::{Scratch, SubmitGuard, SubmitLock, held_by_me};
+use super::submit_lock::{Scratch, SubmitGuard, SubmitLock};
 use crate::trace::track::Track;
 use crate::trace::tracks::Tracks;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timeline, TimelineSource, Timepoint};
@@ -169,9 +168,6 @@ impl StreamCore {
     pub(crate) fn try_submit_guard(&self) -> Result<SubmitGuard<'_>> {
         // Before and after: the wait for room takes turns of its own.
         drop(self.submit_lock.try_submit_guard()?);
-        if planted(Defect::TurnRefused) && !self.timeline.is_idle() {
-            return Err(held_by_me());
-        }
         self.wait_for_room()?;
         self.submit_lock.try_submit_guard()
     }

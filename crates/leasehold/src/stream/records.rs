@@ -3,7 +3,6 @@
 use super::away;
 use crate::view::Operand;
 use leasehold_alloc::Buffer;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timeline, TimelineId, Timepoint};
 use leasehold_hal::Op;
 use std::cell::Cell;
@@ -273,7 +272,7 @@ fn gather(timeline: &Timeline, operand: &Operand<'_>, waits: &mut Vec<Timepoint>
     if !timeline.knows(written) {
         add_unknown(written, operand.access.reads() || operand.is_part(), waits);
     }
-    if operand.access.writes() && !planted(Defect::WriteBeforeRead) {
+    if operand.access.writes() {
         buffer.for_each_read(|read| need(timeline, read, false, waits));
     }
 }

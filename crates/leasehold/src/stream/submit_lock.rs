@@ -168,7 +168,7 @@ impl SubmitLock {
 }
 
 #[cold]
-pub(super) fn held_by_me() -> Error {
+fn held_by_me() -> Error {
     Error::Occupied {
         resource: "stream (this very thread has a session open on it, and would wait for itself)",
     }

@@ -101,8 +101,6 @@ impl Core {
     pub(crate) fn streams(self: &Arc<Self>) -> Arc<Streams> {
         let own = self.config();
         let config = EngineConfig::new(own.inline, own.signal_every);
-        #[cfg(feature = "planted-defects")]
-        let config = EngineConfig { defect: own.defect, ..config };
         Engine::new(self.clone(), self.common.tables.clone(), config)
     }
 

@@ -39,8 +39,6 @@ pub struct Program {
     steps: Steps,
     segments: Vec<Segment>,
     nodes: usize,
-    #[cfg(feature = "planted-defects")]
-    stale: bool,
 }
 
 impl Program {
@@ -136,14 +134,7 @@ impl Instantiate for Program {
             }
             segments.push(Segment { nodes, staging });
         }
-        Ok(Self {
-            nodes: plan.len(),
-            plan: Mutex::new(plan),
-            steps,
-            segments,
-            #[cfg(feature = "planted-defects")]
-            stale: core.config().has(crate::defects::Defect::StaleGraphAddress),
-        })
+        Ok(Self { nodes: plan.len(), plan: Mutex::new(plan), steps, segments })
     }
 
     fn nodes(&self) -> usize {
@@ -162,10 +153,6 @@ impl Instantiate for Program {
         let mut new = plan.ops.clone();
         for p in patches {
             new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
-        }
-        #[cfg(feature = "planted-defects")]
-        if self.stale {
-            return Ok(());
         }
         plan.ops = new;
         Ok(())

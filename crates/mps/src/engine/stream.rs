@@ -129,10 +129,6 @@ struct Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        #[cfg(feature = "planted-defects")]
-        if self.encoder.device.shared.config.has(crate::defects::Defect::OpenEncoder) {
-            return;
-        }
         // SAFETY: this value keeps the encoder live, and only this drop ends it.
         let ended = unsafe { self.encoder.device.ops.end_encoding(self.encoder.native.into()) };
         if let Err(error) = ended {
@@ -221,10 +217,6 @@ impl MpsStream {
         let native = unsafe { self.ops().compute_encoder(command, &desc)? };
         let encoder = Owned::new(&self.core.device, native);
         let pass = Pass { encoder, pipeline: None, shared: 0 };
-        #[cfg(feature = "planted-defects")]
-        if self.core.config().has(crate::defects::Defect::MissingFence) {
-            return Ok(pass);
-        }
         if self.fenced.load(Ordering::Acquire) {
             // SAFETY: the pass is open. The stream keeps the fence until its command buffers are
             // over.
@@ -595,16 +587,8 @@ unsafe impl DriverStream for MpsStream {
         sink.took(Ok(()))?;
         match (op, staging) {
             (Op::Upload(u), staging) => {
-                #[cfg(feature = "planted-defects")]
-                let staging = staging.filter(|_| {
-                    !self.core.config().has(crate::defects::Defect::StagingReusedEarly)
-                });
                 if let Some(staging) = staging {
                     sink.leave(HostAction::Uploaded(staging));
-                }
-                #[cfg(feature = "planted-defects")]
-                if self.core.config().has(crate::defects::Defect::KeepDroppedEarly) {
-                    return Ok(());
                 }
                 if let Some(keep) = u.keep {
                     sink.keep(keep.clone());

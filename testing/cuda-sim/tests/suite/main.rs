@@ -11,5 +11,5 @@ mod loss;
 mod managers;
 mod order;
 mod peers;
-mod planted;
+mod random_order;
 mod release;

@@ -6,6 +6,6 @@ mod common;
 mod failures;
 mod life;
 mod order;
-mod planted;
+mod random_order;
 mod sweep;
 mod work;

@@ -7,7 +7,6 @@ use super::detect::{Operation, ReportKind, Unwritten};
 use super::space::{AccessPart, AccessScope, STORE};
 use super::step::{CommandContext, Outcome};
 use super::{KernelBody, Launch, MachineState, QueueId};
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Fault};
@@ -369,8 +368,7 @@ impl MachineState {
             return Ok(());
         }
         let (mut from, mut to) = (Vec::new(), Vec::new());
-        let last = u64::from(planted(Defect::RowLeftOut) && c.rows > 1);
-        for row in 0..c.rows - last {
+        for row in 0..c.rows {
             let src =
                 self.reach(place, c.reach(), c.src + row * c.src_pitch, c.width, &mut from)?;
             let dst = self.reach(place, c.reach(), c.dst + row * c.dst_pitch, c.width, &mut to)?;

@@ -20,7 +20,7 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     Error, Lease, Name, Result, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
 };
-use leasehold_engine::partitions::{self, StreamKey};
+use leasehold_engine::partitions::StreamKey;
 use leasehold_engine::stream_pool::{PooledStream, StreamPool, is_sound};
 use leasehold_hal::{Copy2d, Fill, Op, OpList, Partition};
 use std::fmt;
@@ -72,7 +72,7 @@ impl StreamState {
             owner,
             queue,
             semaphore,
-            partition: partitions::keep(key.partition.as_ref()),
+            partition: key.partition.clone(),
             pooled: key.partition.is_none(),
             turn,
             _place: PhantomPinned,
