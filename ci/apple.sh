@@ -24,6 +24,7 @@ cargo clippy --quiet --locked --target "$target" --package leasehold-mps --packa
 RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --target "$target" --package leasehold-mps --no-deps
 # The programs that ci/macos.sh builds there.
 cargo check --quiet --locked --target "$target" --package leasehold-cli --no-default-features --features mps --example check_golden --bins
+cargo check --quiet --locked --target "$target" --package leasehold-workbench --no-default-features --features mps --bins
 cargo check --quiet --locked --target "$target" --package leasehold-operators --features mps --example check_device
 cargo check --quiet --locked --target "$target" --package leasehold --features cpu,mps --examples
 echo "apple: clippy and rustdoc have no warning for $target"

@@ -50,8 +50,10 @@ while IFS= read -r line; do
             ;;
     esac
     step "$work/clone" "$command" </dev/null
-    # What `cargo install --path models/cli` would make, without a second build.
-    [ ! -x "$work/clone/target/release/leasehold" ] || ln -sf "$work/clone/target/release/leasehold" "$work/bin/leasehold"
+    # What `cargo install` would make, without a second build.
+    for program in leasehold leasehold-workbench; do
+        [ ! -x "$work/clone/target/release/$program" ] || ln -sf "$work/clone/target/release/$program" "$work/bin/$program"
+    done
 done <"$work/lines"
 
 mkdir -p "$work/mine/src"

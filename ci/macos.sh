@@ -28,11 +28,13 @@ section() {
 
 build() {
     cargo build --locked --release -p leasehold-cli --no-default-features --features mps &&
+        cargo build --locked --release -p leasehold-workbench --no-default-features --features mps &&
         cargo build --locked -p leasehold-cli --no-default-features --features mps --example check_golden &&
         cargo build --locked -p leasehold-operators --features mps --example check_device &&
         cargo build --locked -p leasehold --features cpu,mps --example quickstart --example foreign_framework
 }
 leasehold=$target/release/leasehold
+workbench=$target/release/leasehold-workbench
 examples=$target/debug/examples
 
 # The device is there, not only the backend.
@@ -61,8 +63,8 @@ section devices devices
 section operators "$examples/check_device" --device "$device"
 section golden golden
 section run run
-section conformance "$leasehold" conformance --device "$device" --validated
-section stress "$leasehold" stress --device "$device" --seeds 20
+section conformance "$workbench" conformance --device "$device" --validated
+section stress "$workbench" stress --device "$device" --seeds 20
 section examples rust_examples
 section validated validated
 

@@ -59,7 +59,7 @@ planted=$(cd "${CARGO_TARGET_DIR:-target}/planted" && pwd)
 tree=$planted/tree
 patches=$PWD/testing/defects
 export CARGO_TARGET_DIR="$planted/target"
-leasehold="$CARGO_TARGET_DIR/debug/leasehold"
+workbench="$CARGO_TARGET_DIR/debug/leasehold-workbench"
 git worktree prune
 [ -e "$tree/.git" ] || git worktree add --quiet --force --detach "$tree"
 git -C "$tree" checkout --quiet --force --detach "$(git rev-parse HEAD)"
@@ -83,7 +83,7 @@ model() {
 # Builds what a hunt needs.
 ready() { # HUNT
     case $1 in
-        stress | ranks | conformance) logged cargo build --quiet -p leasehold-cli ;;
+        stress | ranks | conformance) logged cargo build --quiet -p leasehold-workbench ;;
         cuda-sim | mps-sim) test_of "$1" --list ;;
         model) (model --list) ;;
     esac
@@ -93,7 +93,7 @@ ready() { # HUNT
 seeds() { # [OPTION]
     seed=0
     while [ "$seed" -lt 50 ]; do
-        if ! RUST_BACKTRACE=0 timeout 120 "$leasehold" stress "$@" --seed "$seed" --seeds 1 \
+        if ! RUST_BACKTRACE=0 timeout 120 "$workbench" stress "$@" --seed "$seed" --seeds 1 \
             --patience 10 --shrink 0 --json >/dev/null 2>&1; then
             echo ": seed $seed"
             return
@@ -114,7 +114,7 @@ hunt() { # HUNT [ARGUMENT]
         # all ranks alike; a read that must fail for the poison.
         ranks) seeds --device "$@" --ops 200 --ranks 4 ;;
         conformance)
-            timeout 120 "$leasehold" conformance --device sim:0 --filter "$1" 2>&1 | grep -q FAILED
+            timeout 120 "$workbench" conformance --device sim:0 --filter "$1" 2>&1 | grep -q FAILED
             ;;
         cuda-sim | mps-sim) ! test_of "$kind" "$1" ;;
         model) ! (model "models::$1") ;;
@@ -149,16 +149,16 @@ clean() { # KIND
     for device in cpu:0 sim:0 'cuda:0 --sim'; do
         # shellcheck disable=SC2086
         case $1 in
-            stress) "$leasehold" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 ;;
-            ranks) "$leasehold" stress --device $device --ranks 4 --seeds 3 --patience 60 --shrink 0 ;;
+            stress) "$workbench" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 ;;
+            ranks) "$workbench" stress --device $device --ranks 4 --seeds 3 --patience 60 --shrink 0 ;;
         esac || failed=1
     done
 }
 if [ $# -eq 0 ]; then
     clean stress
-    "$leasehold" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
-    "$leasehold" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
-    "$leasehold" conformance --device sim:0 --filter 224-239 >/dev/null || failed=1
+    "$workbench" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
+    "$workbench" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
+    "$workbench" conformance --device sim:0 --filter 224-239 >/dev/null || failed=1
 fi
 case " $* " in
     "  " | *" collective "*) clean ranks ;;

@@ -211,7 +211,7 @@ def floor_table():
 
 # What a neighbour may use of the runtime.
 FACES = {
-    "models": {"leasehold", "leasehold-collective", "leasehold-input"},
+    "models": {"leasehold", "leasehold-collective", "leasehold-input", "leasehold-report"},
     "tl": {"leasehold-core"},
 }
 
@@ -241,14 +241,16 @@ def floors():
 
 def neighbours():
     # The runtime needs no neighbour. A neighbour uses the runtime's faces alone. Neither needs an
-    # instrument, but for the command and where a feature of the operators switches it on.
+    # instrument, but where a feature of the operators switches it on. Nothing needs the workbench.
     folder_of = {package["name"]: folder for folder, package in packages().items()}
     for folder, package in packages().items():
         house, crate = folder.split("/")[0], folder.split("/")[-1]
         for dependency in package["dependencies"]:
             name = dependency["name"]
             other_house, _, other = folder_of.get(name, house).partition("/")
-            if house in INSTRUMENTS or crate == "cli" or dependency["kind"] == "dev":
+            if other == "workbench":
+                yield f"{folder} needs {name}"
+            if house in INSTRUMENTS or dependency["kind"] == "dev":
                 continue
             optional = (crate, other) in {("operators", "sim"), ("operators", "emulator")}
             face = other_house in RUNTIME and name in FACES.get(house, ())

@@ -10,8 +10,8 @@
 #   SEED=N ci/stress.sh …             beginning with another seed
 set -eu
 cd "$(dirname "$0")/.."
-command=${CARGO_TARGET_DIR:-target}/release/leasehold
-cargo build --quiet --release
+command=${CARGO_TARGET_DIR:-target}/release/leasehold-workbench
+cargo build --quiet --release -p leasehold-workbench
 status=0
 ranks() { "$command" stress --seed "${SEED:-0}" --ranks 4 "$@" || status=1; }
 try() { "$command" stress --seed "${SEED:-0}" --ops "$ops" --threads "$threads" "$@" || status=1; }

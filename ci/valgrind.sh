@@ -4,7 +4,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet --release
+# As ci/main-job.sh builds it.
+cargo build --quiet --release -p leasehold-cli -p leasehold-workbench
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes the pictures of README.md and the book from real output.
 
-    cargo build --release
-    docs/images/make.py [--leasehold target/release/leasehold] [--only NAME]
+    cargo build --release -p leasehold-cli -p leasehold-workbench
+    docs/images/make.py [--programs target/release] [--only NAME]
 
-report.png  a screenshot of `leasehold replay TRACE --report`, by a headless chromium
+report.png  a screenshot of `leasehold-workbench replay TRACE --report`, by a headless chromium
 trace.svg   the first kernels of `leasehold run --trace`, and their submissions
 program-trace.svg  streams, memory and host of the example quickstart, by LEASEHOLD_TRACE
 decode.svg  the 8 B shape of bench/runs/2026-11-25-h200/decode.txt
@@ -92,10 +92,10 @@ def decode(path: pathlib.Path) -> None:
     svg.write(path)
 
 
-def trace(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
+def trace(programs: pathlib.Path, path: pathlib.Path, folder: pathlib.Path) -> None:
     """The first kernels of a token on the device's track, their submissions on the host's."""
     file = folder / "token.json"
-    subprocess.run([leasehold, "run", "--tokens", "8", "--mode", "eager", "--trace", str(file)], check=True, capture_output=True)
+    subprocess.run([programs / "leasehold", "run", "--tokens", "8", "--mode", "eager", "--trace", str(file)], check=True, capture_output=True)
     events = json.loads(file.read_text(encoding="utf-8"))
     events = events["traceEvents"] if isinstance(events, dict) else events
     spans = [e for e in events if e["ph"] == "X" and (e["pid"] == 1 or e["cat"] == "submission")]
@@ -180,12 +180,12 @@ def program(path: pathlib.Path, folder: pathlib.Path) -> None:
     svg.write(path)
 
 
-def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
+def report(programs: pathlib.Path, path: pathlib.Path, folder: pathlib.Path) -> None:
     """The top of the page about the memory of a recorded training."""
     page, picture = folder / "memory.html", folder / "report.png"
     # The page's heading shows the command, which has no path of this machine.
     shutil.copy(TRACE, folder)
-    command = [os.path.abspath(leasehold), "replay", TRACE.name, "--report", page.name]
+    command = [programs.resolve() / "leasehold-workbench", "replay", TRACE.name, "--report", page.name]
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
@@ -200,7 +200,7 @@ def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Makes the pictures of README.md and the book.")
-    parser.add_argument("--leasehold", default=str(ROOT / "target/release/leasehold"), help="the command")
+    parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the folder of the commands")
     parser.add_argument("--only", metavar="NAME", help="one picture, by its file's name")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -208,8 +208,8 @@ def main() -> None:
         pictures = {
             "decode.svg": decode,
             "program-trace.svg": lambda path: program(path, folder),
-            "trace.svg": lambda path: trace(parsed.leasehold, path, folder),
-            "report.png": lambda path: report(parsed.leasehold, path, folder),
+            "trace.svg": lambda path: trace(parsed.programs, path, folder),
+            "report.png": lambda path: report(parsed.programs, path, folder),
         }
         if parsed.only not in (None, *pictures):
             parser.error(f"{parsed.only}: one of {', '.join(pictures)}")

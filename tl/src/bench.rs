@@ -1,4 +1,4 @@
-//! The benchmark behind `leasehold bench memory` (feature `bench`).
+//! The benchmark behind `leasehold-workbench bench memory` (feature `bench`).
 //!
 //! Each figure alternates rounds of this crate, of the plain design ([`Plain`]) and, if named, of a
 //! reference of the standard library, in this process. The reported figures are medians of the

@@ -1,5 +1,5 @@
 // The allocators of PyTorch and RMM, called from C++ on a real device: the pair, 1 to 8 threads with streams of their own, and the
-// traces. Prints one JSON object per line, with the keys of `leasehold replay` where they exist.
+// traces. Prints one JSON object per line, with the keys of `leasehold-workbench replay` where they exist.
 //
 //   peer torch|rmm|async pair [--threads N]
 //   peer torch|rmm|async trace FILE.csv        (plain text; what is live at the end is freed between repetitions)

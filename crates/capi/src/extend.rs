@@ -1,5 +1,5 @@
 //! Parts for a crate that adds functions to the C ABI, as `leasehold-capi-sim` does, or that calls
-//! the C ABI with objects of Rust's, as `leasehold stress --through c` does.
+//! the C ABI with objects of Rust's, as `leasehold-workbench stress --through c` does.
 //!
 //! This module must not know who adds or calls them.
 

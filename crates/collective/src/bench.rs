@@ -1,4 +1,5 @@
-//! The part of the library's own calls that `leasehold bench collective` needs (feature `bench`).
+//! The part of the library's own calls that `leasehold-workbench bench collective` needs (feature
+//! `bench`).
 
 #[cfg(feature = "cuda")]
 pub use crate::driver::raw::RawNccl;

@@ -9,8 +9,11 @@
 //! peak, each segment as a strip of blocks with figures of fragmentation, the events that change
 //! or delay something, and the statistics.
 //!
-//! Its size is bounded: curves and strips are drawn by columns. A column keeps the least and the
-//! largest value of its time, so a peak of one microsecond is drawn at its full height.
+//! A snapshot has two other forms: [`memory_viz`] for PyTorch's viewer of allocators, and [`trace`]
+//! for a replay.
+//!
+//! The page's size is bounded: curves and strips are drawn by columns. A column keeps the least and
+//! the largest value of its time, so a peak of one microsecond is drawn at its full height.
 //!
 //! ```
 //! let snapshot = r#"{"name": "cuda:0", "stats": {"live_bytes": 512, "reserved": 2097152}}"#;
@@ -20,11 +23,13 @@
 
 mod chart;
 mod markup;
+pub mod memory_viz;
 mod model;
 mod page;
 mod peak;
 mod series;
 mod strips;
+pub mod trace;
 
 /// The page about a snapshot.
 ///

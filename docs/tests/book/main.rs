@@ -5,7 +5,6 @@ mod page;
 mod reference;
 
 use page::{Page, exists, pages, read};
-use std::collections::BTreeSet;
 
 /// Pages whose Rust blocks are cut out of a file, word for word. The examples run as tests of this
 /// package, the toy backend has tests of its own.
@@ -128,34 +127,44 @@ fn dependencies_are_packages() {
 
 #[test]
 fn shell_blocks_name_what_exists() {
-    let options = reference::options();
-    let commands = reference::subcommands();
+    let programs = [reference::Program::command(), reference::Program::workbench()];
     let mut lost = Vec::new();
     for page in all_pages() {
         for block in page.blocks("sh").chain(page.blocks("sh gpu")) {
             for line in block.code.lines().map(|line| line.split(" #").next().unwrap_or(line)) {
-                lost.extend(wrong_words(line, &commands, &options).map(|w| format!("{block}{w}")));
+                lost.extend(wrong_words(line, &programs).map(|w| format!("{block}{w}")));
             }
         }
     }
     none("shell blocks that name what is not there", lost);
 }
 
-/// Files of the repository, and the command's own names, that a line has and nothing else has.
+/// Files of the repository, and names of the command and the workbench, that a line has and nothing
+/// else has.
 fn wrong_words<'l>(
     line: &'l str,
-    commands: &BTreeSet<String>,
-    options: &BTreeSet<String>,
+    [command, workbench]: &[reference::Program; 2],
 ) -> impl Iterator<Item = &'l str> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let ours = match words[..] {
-        ["leasehold", command, ..] => Some((command, &words[2..])),
-        ["cargo", "run", "--release", "--", command, ..] => Some((command, &words[5..])),
+        ["leasehold", _, ..] => Some((command, &words[1..])),
+        ["leasehold-workbench", _, ..] => Some((workbench, &words[1..])),
+        ["cargo", "run", "--release", "--", _, ..] => Some((command, &words[4..])),
+        ["cargo", "run", "--release", "-p", "leasehold-workbench", "--", _, ..] => {
+            Some((workbench, &words[6..]))
+        }
         _ => None,
     };
-    let unknown = ours.filter(|(command, _)| !commands.contains(*command)).map(|(c, _)| c);
-    let own = ours.map_or(&[][..], |(_, rest)| rest).iter().copied();
-    let wrong = own.filter(|word| word.starts_with("--") && !options.contains(*word));
+    let mut unknown = Vec::new();
+    if let Some((program, own)) = ours {
+        unknown.extend(own.first().filter(|name| !program.subcommands.contains(**name)));
+        if own[0] == "bench" {
+            let name = own.get(1).filter(|name| !name.starts_with("--"));
+            unknown.extend(name.filter(|name| !program.benchmarks.contains(**name)));
+        }
+        let options = own.iter().filter(|word| word.starts_with("--"));
+        unknown.extend(options.filter(|word| !program.options.contains(**word)));
+    }
     let places = [
         "ci/",
         "crates/",
@@ -171,7 +180,7 @@ fn wrong_words<'l>(
         .clone()
         .into_iter()
         .filter(move |word| places.iter().any(|place| word.starts_with(place)) && !exists(word));
-    unknown.into_iter().chain(wrong.collect::<Vec<_>>()).chain(files)
+    unknown.into_iter().chain(files)
 }
 
 #[test]

@@ -127,14 +127,46 @@ fn variants(path: &str, name: &str) -> BTreeSet<String> {
     variants.collect()
 }
 
-pub(crate) fn subcommands() -> BTreeSet<String> {
-    variants("models/cli/src/main.rs", "Command")
+/// A program of commands, as its sources have it.
+pub(crate) struct Program {
+    pub(crate) subcommands: BTreeSet<String>,
+    pub(crate) benchmarks: BTreeSet<String>,
+    /// Its own, in its own files.
+    own: BTreeSet<String>,
+    /// All.
+    pub(crate) options: BTreeSet<String>,
 }
 
-/// The command's options: fields with `#[arg(long …)]`.
-pub(crate) fn options() -> BTreeSet<String> {
-    let mut found: BTreeSet<String> = ["--help", "--version"].map(str::to_owned).into();
-    for path in files("models/cli/src", &[".rs"]) {
+impl Program {
+    /// `leasehold`.
+    pub(crate) fn command() -> Self {
+        let path = "models/cli/src/main.rs";
+        let mut own = options("models/cli/src");
+        own.extend(["--help", "--version"].map(str::to_owned));
+        Self {
+            subcommands: variants(path, "Command"),
+            benchmarks: variants(path, "What"),
+            options: own.clone(),
+            own,
+        }
+    }
+
+    /// `leasehold-workbench`, which also has the options of what it takes from the command.
+    pub(crate) fn workbench() -> Self {
+        let own = options("testing/workbench/src");
+        Self {
+            subcommands: variants("testing/workbench/src/main.rs", "Command"),
+            benchmarks: variants("testing/workbench/src/commands/bench.rs", "What"),
+            options: own.union(&Self::command().options).cloned().collect(),
+            own,
+        }
+    }
+}
+
+/// Options of a program's own files: fields with `#[arg(long …)]`.
+fn options(folder: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in files(folder, &[".rs"]) {
         for field in read(&path).split("#[arg(long").skip(1) {
             let line = field.split_once(")]\n").map_or("", |(_, rest)| rest);
             let name = line.split(':').next().unwrap_or_default().split_whitespace().last();
@@ -150,16 +182,20 @@ fn subcommands_and_options() {
     let column = |heading: &str| {
         page.rows(heading).iter().flat_map(|row| marked(&row[0])).collect::<BTreeSet<_>>()
     };
-    same("subcommands", &column("Subcommands"), &subcommands());
-    same(
-        "benchmarks",
-        &column("Benchmarks"),
-        &variants("models/cli/src/commands/bench.rs", "What"),
-    );
-    // `--isolated` is the command's own, for its children.
-    let mut sources = options();
-    sources.remove("--isolated");
-    same("options", &column("Options"), &sources);
+    let command = Program::command();
+    same("subcommands", &column("Subcommands"), &command.subcommands);
+    same("benchmarks", &column("Benchmarks"), &command.benchmarks);
+    same("options", &column("Options"), &command.own);
+    let workbench = Program::workbench();
+    same("subcommands", &column("Subcommands of the workbench"), &workbench.subcommands);
+    same("benchmarks", &column("Benchmarks of the workbench"), &workbench.benchmarks);
+    // `--isolated` is for its own children. Options that several commands share are the library's.
+    let mut own = workbench.own;
+    own.remove("--isolated");
+    let page = column("Options of the workbench");
+    let shared = page.intersection(&command.own).cloned();
+    own.extend(shared);
+    same("options", &page, &own);
 }
 
 #[test]

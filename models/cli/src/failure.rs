@@ -12,30 +12,30 @@ const LONGEST: usize = 4000;
 
 /// The reason why the command fails.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     message: String,
     usage: bool,
 }
 
 impl Failure {
     /// A failure of an operation.
-    pub(crate) fn new(message: impl Into<String>) -> Self {
+    pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), usage: false }
     }
 
     /// A failure of the command line's meaning.
-    pub(crate) fn misuse(message: impl Into<String>) -> Self {
+    pub fn misuse(message: impl Into<String>) -> Self {
         Self { message: message.into(), usage: true }
     }
 
     /// A file that cannot be opened or written.
-    pub(crate) fn from_file(path: &Path, e: &io::Error) -> Self {
+    pub fn from_file(path: &Path, e: &io::Error) -> Self {
         Self::new(format!("{}: {e}", path.display()))
     }
 
     /// A command line that cannot be parsed: the parser's message and tip in one line. Unless the
     /// message is about a value, it also names the help.
-    pub(crate) fn usage(error: &clap::Error) -> Self {
+    pub fn usage(error: &clap::Error) -> Self {
         let text = error.to_string();
         let mut message = String::new();
         // The first paragraph is the message; the rest is help.
@@ -58,13 +58,13 @@ impl Failure {
     }
 
     /// Adds the place of the failure.
-    pub(crate) fn at(mut self, place: impl std::fmt::Display) -> Self {
+    pub fn at(mut self, place: impl std::fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
     /// Prints the message and returns the exit status.
-    pub(crate) fn report(&self) -> ExitCode {
+    pub fn report(&self) -> ExitCode {
         // One line without control characters, because parts of it may come from a file or driver.
         let line = self.message.replace('\n', " ");
         let line = shown_within(&line, LONGEST);
@@ -76,7 +76,7 @@ impl Failure {
 
 /// Suggests the option that has the letters of an unknown one in another order. The parser finds
 /// another one as similar, such as `--mode` for `--modle`.
-pub(crate) fn suggest(error: &mut clap::Error, command: &clap::Command) {
+pub fn suggest(error: &mut clap::Error, command: &clap::Command) {
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
     let letters = |option: &str| {
         let mut letters: Vec<char> = option.chars().collect();

@@ -10,7 +10,7 @@ use leasehold::cpu::{CpuBackend, CpuConfig};
 
 /// Bytes of memory that this process may still allocate: the remainder of the machine and of the
 /// control group, at most the remainder of its address limit (`ulimit -v`).
-pub(crate) fn available() -> Result<u64, Failure> {
+pub fn available() -> Result<u64, Failure> {
     let backend = CpuBackend::with_config(CpuConfig::default())?;
     // If the amount is unknown, no request is refused.
     let known = backend.devices()?.into_iter().map(|d| d.memory).find(|m| m.total > 0);
@@ -20,7 +20,7 @@ pub(crate) fn available() -> Result<u64, Failure> {
 
 /// Refuses to start if the address limit leaves less than `need`. If addresses run out later, the C
 /// library or the standard library ends the process without a message of this command.
-pub(crate) fn needs_addresses(what: &str, need: u64) -> Result<(), Failure> {
+pub fn needs_addresses(what: &str, need: u64) -> Result<(), Failure> {
     match addresses() {
         Some(there) if there < need => {
             let (need, there) = (bytes(need), bytes(there));
@@ -46,7 +46,7 @@ fn addresses() -> Option<u64> {
 /// Refuses a request that exceeds this process's memory.
 ///
 /// `cure` tells the user the remedy.
-pub(crate) fn needs(what: &str, need: u64, cure: &str) -> Result<(), Failure> {
+pub fn needs(what: &str, need: u64, cure: &str) -> Result<(), Failure> {
     let there = available()?;
     if need <= there {
         return Ok(());
@@ -58,14 +58,14 @@ pub(crate) fn needs(what: &str, need: u64, cure: &str) -> Result<(), Failure> {
 }
 
 /// Standard output in its state at the start of the process.
-pub(crate) mod output {
-    use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+pub mod output {
+    use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 
     static CLOSED: AtomicBool = AtomicBool::new(false);
 
     /// Returns whether standard output was closed when the process started. Before `main`, the
     /// standard library replaces it by `/dev/null`, which accepts all output.
-    pub(crate) fn closed() -> bool {
+    pub fn closed() -> bool {
         CLOSED.load(Ordering::Relaxed)
     }
 

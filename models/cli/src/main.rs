@@ -1,25 +1,12 @@
-//! The `leasehold` command: devices, run, replay, bench, conformance, stress.
-//!
-//! An error is one line on standard error that names the problem and its place. The exit status is
-//! 2 for an invalid command line and 1 for every other failure. Results go to standard output,
-//! progress to standard error.
+//! The `leasehold` command. Its library has what it does.
 
-mod bundled;
-mod commands;
-mod examples;
-#[cfg(feature = "sim")]
-mod factories;
-mod failure;
-mod host;
-mod output;
-mod ranks;
-mod style;
-mod system;
-mod table;
-
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
-use failure::Failure;
+use leasehold_cli::commands::{bench, devices, manual, run};
+use leasehold_cli::examples;
+use leasehold_cli::failure::Failure;
+use leasehold_cli::program;
+use leasehold_cli::system::Machine;
 use std::process::ExitCode;
 
 /// A device runtime for CPU, CUDA and Metal.
@@ -34,68 +21,86 @@ struct Arguments {
 enum Command {
     /// Lists every backend that this build knows, found or not, with its devices
     #[command(after_help = examples::DEVICES)]
-    Devices(commands::devices::Arguments),
+    Devices(devices::Arguments),
     /// Generates text with a Llama-family model, all on the runtime
     #[command(after_help = examples::RUN)]
-    Run(commands::run::Arguments),
-    /// Replays an allocation trace against the allocator
-    #[command(after_help = examples::REPLAY)]
-    Replay(commands::replay::Arguments),
-    /// Measures the runtime beside its peers
+    Run(run::Arguments),
+    /// Measures a model on a device
     #[command(after_help = examples::BENCH)]
-    Bench(commands::bench::Arguments),
-    /// Tries what every backend must do, on a device
-    #[command(after_help = examples::CONFORMANCE)]
-    Conformance(commands::conformance::Arguments),
-    /// Runs random programs on a device, against a model
-    #[command(after_help = examples::STRESS)]
-    Stress(commands::stress::Arguments),
+    Bench(BenchArguments),
     /// Prints what a shell needs to complete this command's arguments
     #[command(after_help = examples::COMPLETIONS)]
-    Completions(commands::manual::CompletionsArguments),
+    Completions(manual::CompletionsArguments),
     /// Prints or writes the manual pages of this command
     #[command(after_help = examples::MAN)]
-    Man(commands::manual::ManArguments),
+    Man(manual::ManArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct BenchArguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Tokens per second of a model, eager and as a graph, in turns
+    #[command(after_help = examples::BENCH_DECODE)]
+    Decode(bench::DecodeArguments),
+    /// A model whose weights leave the device and come back: times, and the text after each round
+    #[command(after_help = examples::BENCH_SUSPEND)]
+    Suspend(bench::SuspendArguments),
+}
+
+/// The program that has the rest of what this command once had.
+const WORKBENCH: &str = "leasehold-workbench";
+/// Its commands, and its benchmarks.
+const COMMANDS: [&str; 3] = ["conformance", "replay", "stress"];
+const BENCHMARKS: [&str; 8] =
+    ["alloc", "collective", "copy", "cuda", "graph", "lease", "memory", "stream"];
+
+/// The words about a command or an option that another program has.
+fn moved(error: &clap::Error) -> Option<Failure> {
+    let word = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.as_str()),
+        _ => None,
+    };
+    let there = match error.kind() {
+        ErrorKind::InvalidSubcommand => match word(ContextKind::InvalidSubcommand)? {
+            name if COMMANDS.contains(&name) => format!("{WORKBENCH} {name}"),
+            name if BENCHMARKS.contains(&name) => format!("{WORKBENCH} bench {name}"),
+            _ => return None,
+        },
+        ErrorKind::UnknownArgument => match word(ContextKind::InvalidArg)? {
+            option @ ("--sim" | "--sim-seed") => format!("{WORKBENCH}, with {option}"),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(Failure::misuse(format!("this is in another program: {there}")))
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Devices(a) => devices::run(a),
+        Command::Run(a) => run::run(a, &Machine),
+        Command::Bench(BenchArguments { what: What::Decode(a) }) => bench::decode(a, &Machine),
+        Command::Bench(BenchArguments { what: What::Suspend(a) }) => bench::suspend(a, &Machine),
+        Command::Completions(a) => manual::completions(a, Arguments::command()),
+        Command::Man(a) => manual::man(a, Arguments::command()),
+    }
 }
 
 fn main() -> ExitCode {
-    if host::output::closed() {
-        return Failure::new("standard output is closed; there is no place for a result").report();
-    }
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
-            return match e.print() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(_) => ExitCode::FAILURE,
-            };
-        }
-        // The help of a command that wants another word, on standard error.
-        Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = e.print();
-            return ExitCode::from(2);
-        }
-        Err(mut e) => {
-            failure::suggest(&mut e, &Arguments::command());
-            return Failure::usage(&e).report();
-        }
-    };
-    let result = match arguments.command {
-        Command::Devices(a) => commands::devices::run(&a),
-        Command::Run(a) => commands::run::run(&a),
-        Command::Replay(a) => commands::replay::run(&a),
-        Command::Bench(a) => commands::bench::run(&a),
-        Command::Conformance(a) => {
-            return commands::conformance::run(&a).unwrap_or_else(|failure| failure.report());
-        }
-        Command::Stress(a) => {
-            return commands::stress::run(&a).unwrap_or_else(|failure| failure.report());
-        }
-        Command::Completions(a) => commands::manual::completions(&a, Arguments::command()),
-        Command::Man(a) => commands::manual::man(&a, Arguments::command()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+    program::main(moved, |arguments| run(arguments).map(|()| ExitCode::SUCCESS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_examples_and_takes_them() {
+        assert!(examples::check::<Arguments>() > 20);
     }
 }

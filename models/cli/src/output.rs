@@ -13,23 +13,23 @@ const NAMES: u32 = 1000;
 
 /// The files that a command reads, so that no output replaces one of them.
 #[derive(Default)]
-pub(crate) struct Inputs(Vec<Metadata>);
+pub struct Inputs(Vec<Metadata>);
 
 impl Inputs {
     /// Adds a file. A file that cannot be looked at is not added.
-    pub(crate) fn file(mut self, path: &Path) -> Self {
+    pub fn file(mut self, path: &Path) -> Self {
         self.0.extend(fs::metadata(path));
         self
     }
 
     /// All files of a folder. A folder that cannot be looked at has none.
-    pub(crate) fn folder(path: &Path) -> Self {
+    pub fn folder(path: &Path) -> Self {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         Self(entries.filter_map(|entry| fs::metadata(entry.path()).ok()).collect())
     }
 
     /// Adds standard input.
-    pub(crate) fn standard(mut self) -> Self {
+    pub fn standard(mut self) -> Self {
         self.0.extend(descriptors::of(&io::stdin()).and_then(|f| f.metadata()));
         self
     }
@@ -41,7 +41,7 @@ impl Inputs {
 
 /// The output files of a command, by the options that name them.
 #[derive(Default)]
-pub(crate) struct Outputs(Vec<Output>);
+pub struct Outputs(Vec<Output>);
 
 struct Output {
     option: &'static str,
@@ -58,10 +58,7 @@ enum Target {
 
 impl Outputs {
     /// Opens the files that are asked for. Leaves no file behind, and changes none.
-    pub(crate) fn open(
-        files: &[(&'static str, Option<&Path>)],
-        inputs: &Inputs,
-    ) -> Result<Self, Failure> {
+    pub fn open(files: &[(&'static str, Option<&Path>)], inputs: &Inputs) -> Result<Self, Failure> {
         let mut all = Self::default();
         for &(option, path) in files {
             let Some(path) = path else { continue };
@@ -79,13 +76,13 @@ impl Outputs {
     }
 
     /// The file of an option.
-    pub(crate) fn path(&self, option: &str) -> Option<&Path> {
+    pub fn path(&self, option: &str) -> Option<&Path> {
         self.0.iter().find(|o| o.option == option).map(|o| o.path.as_path())
     }
 
     /// Writes the file of an option, if it is asked for: completely or, if it is a regular file,
     /// not at all.
-    pub(crate) fn write(
+    pub fn write(
         &self,
         option: &str,
         fill: impl FnOnce(&mut BufWriter<&File>) -> leasehold::Result<()>,

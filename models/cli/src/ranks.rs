@@ -10,9 +10,10 @@ mod asked;
 
 use crate::failure::Failure;
 use crate::system::System;
+use leasehold::backend::sync::Mutex;
+use leasehold::backend::threads;
 use leasehold::{BackendKind, DeviceId, Error, Runtime};
 use leasehold_collective::{CollectiveOps, CommConfig, World};
-use leasehold_core::sync::Mutex;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -30,7 +31,7 @@ const REASON: Duration = Duration::from_millis(200);
 /// The time between two looks at the copies.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long ranks wait for each other as they end.
-pub(crate) const END: Duration = Duration::from_secs(60);
+pub const END: Duration = Duration::from_secs(60);
 /// Variables of NCCL that copies get, unless they are set: calls in recordings leave memory alone,
 /// and all connections are made with a communicator.
 const NCCL: [(&str, &str); 2] = [("NCCL_GRAPH_REGISTER", "0"), ("NCCL_RUNTIME_CONNECT", "0")];
@@ -39,9 +40,9 @@ const FAILURE: &str = "leasehold: ";
 
 /// A rank and the new token at which it is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Kill {
-    pub(crate) rank: u32,
-    pub(crate) token: usize,
+pub struct Kill {
+    pub rank: u32,
+    pub token: usize,
 }
 
 impl FromStr for Kill {
@@ -57,12 +58,12 @@ impl FromStr for Kill {
 
 /// Options about ranks.
 #[derive(Debug, clap::Args)]
-pub(crate) struct RankArguments {
+pub struct RankArguments {
     /// Ranks that divide the model: threads on the CPU and on simulated devices; processes on GPUs,
     /// with a device each from --device on. Those of a launcher (torchrun, mpirun, srun) when left
     /// out, and 1 without one
     #[arg(long, value_name = "N")]
-    pub(crate) ranks: Option<NonZeroU32>,
+    pub ranks: Option<NonZeroU32>,
     /// Tells the library of collectives that the ranks are on so many hosts, so that it takes the
     /// path between hosts; for tests on GPUs
     #[arg(long, value_name = "N", requires = "ranks")]
@@ -70,7 +71,7 @@ pub(crate) struct RankArguments {
 }
 
 /// How the ranks of a command run.
-pub(crate) enum Plan {
+pub enum Plan {
     /// One rank, in this process.
     Alone,
     /// So many threads of this process.
@@ -83,7 +84,7 @@ pub(crate) enum Plan {
 
 impl Plan {
     /// How many ranks there are.
-    pub(crate) fn ranks(&self) -> u32 {
+    pub fn ranks(&self) -> u32 {
         match self {
             Self::Alone => 1,
             Self::Threads(ranks) | Self::Copies(ranks) => *ranks,
@@ -92,7 +93,7 @@ impl Plan {
     }
 
     /// The device of this process, and how many it has from there on.
-    pub(crate) fn devices(&self, first: DeviceId) -> (DeviceId, u32) {
+    pub fn devices(&self, first: DeviceId) -> (DeviceId, u32) {
         match self {
             Self::Alone | Self::Copies(_) => (first, 1),
             Self::Threads(ranks) => (first, *ranks),
@@ -101,14 +102,14 @@ impl Plan {
     }
 
     /// Returns whether this process prints the results.
-    pub(crate) fn shows(&self) -> bool {
+    pub fn shows(&self) -> bool {
         !matches!(self, Self::Member(world) if world.rank() > 0)
     }
 }
 
 impl RankArguments {
     /// So many ranks; those of a launcher for `None`.
-    pub(crate) fn of(ranks: Option<NonZeroU32>) -> Self {
+    pub fn of(ranks: Option<NonZeroU32>) -> Self {
         Self { ranks, hosts: None }
     }
 
@@ -116,7 +117,7 @@ impl RankArguments {
     ///
     /// # Errors
     /// Ranks that the device cannot have; as [`World::from_env`].
-    pub(crate) fn plan(&self, first: DeviceId, simulated: bool) -> Result<Plan, Failure> {
+    pub fn plan(&self, first: DeviceId, simulated: bool) -> Result<Plan, Failure> {
         let copied = std::env::var_os("LEASEHOLD_RANK").is_some_and(|rank| !rank.is_empty());
         if self.ranks.is_some() || World::is_launched() {
             asked::listen();
@@ -176,7 +177,7 @@ impl RankArguments {
     ///
     /// # Errors
     /// The rank that failed first, with its message.
-    pub(crate) fn copies(&self, ranks: u32) -> Result<(), Failure> {
+    pub fn copies(&self, ranks: u32) -> Result<(), Failure> {
         self.copies_with(&std::env::args_os().skip(1).collect::<Vec<_>>(), ranks)
     }
 
@@ -248,7 +249,7 @@ fn aside(e: Error) -> Failure {
 }
 
 /// The device of a rank, counted from the first rank's. Ranks on the CPU share it.
-pub(crate) fn device_of(first: DeviceId, rank: u32) -> DeviceId {
+pub fn device_of(first: DeviceId, rank: u32) -> DeviceId {
     match first.backend {
         BackendKind::Cpu => first,
         backend => DeviceId::new(backend, first.ordinal.saturating_add(rank)),
@@ -288,7 +289,7 @@ impl Copy {
             Ok(reader) => copy.reader = Some(reader),
             Err(e) => {
                 drop(Copies(vec![copy]));
-                return Err(leasehold_core::threads::refused(&e).into());
+                return Err(threads::refused(&e).into());
             }
         }
         Ok(copy)
@@ -366,10 +367,10 @@ impl Copies {
 }
 
 /// A rank that is a thread of this process.
-pub(crate) struct Rank {
-    pub(crate) world: World,
+pub struct Rank {
+    pub world: World,
     /// The runtime of the rank's device, with a stream of its own.
-    pub(crate) runtime: Runtime,
+    pub runtime: Runtime,
     library: Option<Arc<dyn CollectiveOps>>,
     /// Of a rank that is a process.
     _answers: Option<asked::Answers>,
@@ -377,13 +378,13 @@ pub(crate) struct Rank {
 
 impl Rank {
     /// This process as a rank.
-    pub(crate) fn member(world: World, system: &System) -> Self {
+    pub fn member(world: World, system: &System) -> Self {
         let answers = Some(asked::Answers::of(vec![world.reporter()]));
         Self { world, runtime: system.runtime.clone(), library: None, _answers: answers }
     }
 
     /// The configuration of a communicator of such ranks.
-    pub(crate) fn config(&self, name: &str) -> CommConfig {
+    pub fn config(&self, name: &str) -> CommConfig {
         let config = CommConfig::new(name);
         match &self.library {
             Some(library) => config.ops(library.clone()),
@@ -397,7 +398,7 @@ impl Rank {
 ///
 /// # Errors
 /// That of the rank that failed first.
-pub(crate) fn threads<R: Send>(
+pub fn threads<R: Send>(
     system: &System,
     ranks: u32,
     rank: impl Fn(&Rank) -> Result<R, Failure> + Sync,
@@ -436,7 +437,7 @@ pub(crate) fn threads<R: Send>(
         watch(&ends, failed);
         None
     }));
-    let made = leasehold_core::threads::run(all)?;
+    let made = threads::run(all)?;
     match first.into_inner() {
         Some(failure) => Err(failure),
         None => Ok(made.into_iter().flatten().collect()),

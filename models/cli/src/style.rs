@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 
 /// The meaning of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tone {
+pub enum Tone {
     /// The head of a table.
     Head,
     /// Input of the user.
@@ -31,7 +31,7 @@ impl Tone {
 }
 
 /// The text for standard output.
-pub(crate) fn paint(tone: Tone, text: &str) -> Cow<'_, str> {
+pub fn paint(tone: Tone, text: &str) -> Cow<'_, str> {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     painted(tone, text, std::io::stdout().is_terminal() && !plain)
 }

@@ -16,28 +16,28 @@ struct Row {
 
 /// Rows of cells. The first column is left-aligned, the others right-aligned unless they are words.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Row>,
     words: bool,
 }
 
 impl Table {
     /// A table of words: every column is left-aligned.
-    pub(crate) fn words() -> Self {
+    pub fn words() -> Self {
         Self { rows: Vec::new(), words: true }
     }
 
-    pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+    pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.toned(None, cells);
     }
 
     /// The names of the columns.
-    pub(crate) fn head<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+    pub fn head<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.toned(Some(Tone::Head), cells);
     }
 
     /// A row in a colour.
-    pub(crate) fn toned<S: Into<String>>(
+    pub fn toned<S: Into<String>>(
         &mut self,
         tone: Option<Tone>,
         cells: impl IntoIterator<Item = S>,
@@ -78,7 +78,7 @@ impl fmt::Display for Table {
 }
 
 /// A number of bytes with a unit.
-pub(crate) fn bytes(n: u64) -> String {
+pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
     let mut unit = 0;

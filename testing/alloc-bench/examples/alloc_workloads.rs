@@ -2,7 +2,7 @@
 //! over a device without memory.
 //!
 //! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working
-//! on the allocator. The comparison with other allocators is `leasehold bench alloc`.
+//! on the allocator. The comparison with other allocators is `leasehold-workbench bench alloc`.
 
 use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;

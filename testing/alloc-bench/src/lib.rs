@@ -5,9 +5,8 @@
 //! it.
 //!
 //! - [`workload`]: patterns of allocations and frees, timed, for any allocator.
-//! - [`trace`]: traces of real programs: reading, also PyTorch's snapshots; writing, recording from
-//!   a snapshot.
-//! - [`memory_viz`]: snapshots for PyTorch's viewer of allocators.
+//! - [`trace`]: traces of real programs, read from files, also from PyTorch's snapshots.
+//! - [`memory_viz`]: snapshots for PyTorch's viewer of allocators, of `leasehold-report`.
 //! - [`replay`]: a trace played against an allocator, and what it cost.
 //! - [`peers`]: emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's
 //!   heap.
@@ -18,13 +17,14 @@
 #![cfg(not(loom))]
 
 mod fake;
-pub mod memory_viz;
 pub mod peers;
 pub mod replay;
 mod torch_snapshot;
 pub mod trace;
 mod virtual_stream;
 pub mod workload;
+
+pub use leasehold_report::memory_viz;
 
 pub use fake::{Call, FakeBacking, Fault};
 pub use virtual_stream::{VirtualStream, pass};

@@ -13,11 +13,11 @@
 //! byte order mark before the first line is passed over.
 
 use crate::torch_snapshot;
-use leasehold_alloc::{BlockState, EventKind, Snapshot};
+use leasehold_alloc::Snapshot;
 use leasehold_core::{Error, Result};
 use leasehold_input::{Cause, LineError, Lines, open, shown};
-use std::collections::{HashMap, HashSet};
-use std::io::{Read, Write};
+use std::collections::HashMap;
+use std::io::Read;
 use std::path::Path;
 
 /// A recorded trace, compressed with gzip: some steps of training a ResNet-50 with PyTorch.
@@ -158,67 +158,15 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The events of a snapshot of this project's allocator, as a trace. Buffers that were
-    /// allocated before the ring's oldest event, and freed later or still held, are allocated at
-    /// its beginning, as a workload's weights are. An allocation is left out if the live bytes
-    /// exceed 64 bits with it.
-    #[must_use]
-    pub fn recorded(snapshot: &Snapshot) -> Trace {
-        let mut log = Recorder::default();
-        let mut alloc = |t_us, id, size, stream: u16| {
-            // A failure is the one that the documentation names: numbers of streams have 16 bits.
-            let _ = log.alloc(t_us, id, size, stream.into());
-        };
-        let begin = snapshot.events.first().map_or(0, |e| e.t_us);
-        let known: HashSet<u64> =
-            snapshot.events.iter().filter(|e| e.kind == EventKind::Alloc).map(|e| e.id).collect();
-        for e in
-            snapshot.events.iter().filter(|e| e.kind == EventKind::Free && !known.contains(&e.id))
-        {
-            alloc(begin, e.id, e.size, e.stream);
-        }
-        let blocks = snapshot.segments.iter().flat_map(|s| &s.blocks);
-        for b in blocks.filter(|b| b.state == BlockState::Live && !known.contains(&b.id)) {
-            alloc(begin, b.id, b.requested, b.stream);
-        }
-        for e in &snapshot.events {
-            let stream = u64::from(e.stream);
-            let _ = match e.kind {
-                EventKind::Alloc => log.alloc(e.t_us, e.id, e.size, stream),
-                EventKind::Free => log.free(e.t_us, e.id, stream),
-                _ => Ok(()),
-            };
-        }
-        log.finish()
-    }
-
-    /// Writes the trace as CSV.
+    /// The events of a snapshot of this project's allocator, by way of the text that
+    /// [`leasehold_report::trace`] makes of them.
     ///
     /// # Errors
-    /// `Unavailable` when writing fails.
-    pub fn write(&self, mut out: impl Write) -> Result<()> {
-        let mut go = || -> std::io::Result<()> {
-            writeln!(out, "{HEADER}")?;
-            for e in &self.events {
-                let op = if e.alloc { 'a' } else { 'f' };
-                writeln!(out, "{},{op},{},{},{}", e.t_us, u64::from(e.id) + 1, e.size, e.stream)?;
-            }
-            out.flush()
-        };
-        go().map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
-    }
-
-    /// Writes the trace as compressed CSV.
-    ///
-    /// # Errors
-    /// `Unavailable` when writing fails.
-    #[cfg(feature = "gzip")]
-    pub fn write_gzip(&self, out: impl Write) -> Result<()> {
-        let mut gz = flate2::write::GzEncoder::new(out, flate2::Compression::default());
-        self.write(&mut gz)?;
-        gz.finish()
-            .map(|_| ())
-            .map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
+    /// As [`Trace::read`]: a snapshot may have more streams than a trace.
+    pub fn recorded(snapshot: &Snapshot) -> Result<Trace> {
+        let mut text = Vec::new();
+        leasehold_report::trace::write(snapshot, &mut text)?;
+        Trace::read(&text[..], "a snapshot")
     }
 }
 
@@ -379,18 +327,17 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "gzip")]
+    use std::io::Write;
 
     #[test]
-    fn what_is_written_is_read_again() -> Result<()> {
+    fn numbers_of_ids_and_streams_are_any() -> Result<()> {
         let text = "t_us,op,id,size,stream\n0,a,7,100,3\n5,a,9,50,0\n6,f,7,100,3\n";
         let trace = Trace::read(text.as_bytes(), "test")?;
         assert_eq!(
             (trace.events.len(), trace.allocations, trace.streams, trace.peak),
             (3, 2, 2, 150)
         );
-        let mut out = Vec::new();
-        trace.write(&mut out)?;
-        assert_eq!(Trace::read(&out[..], "again")?, trace);
         Ok(())
     }
 
@@ -461,8 +408,9 @@ mod tests {
             text += &format!("{i},a,{i},{},0\n", i * 77 % 1013);
         }
         let trace = Trace::read(text.as_bytes(), "t")?;
-        let mut gz = Vec::new();
-        trace.write_gzip(&mut gz)?;
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gz.write_all(text.as_bytes()).expect("to memory");
+        let mut gz = gz.finish().expect("to memory");
         assert_eq!(Trace::read(&gz[..], "t.gz")?, trace);
         gz.truncate(gz.len() / 2);
         let err = Trace::read(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());

@@ -61,7 +61,7 @@ pub const ELSEWHERE: &[Elsewhere] = &[
     Elsewhere {
         number: 122,
         name: "a launch on a parked pool and on a warm one is fast",
-        home: Home::Measured("leasehold bench stream"),
+        home: Home::Measured("leasehold-workbench bench stream"),
     },
     missing(
         123,

@@ -70,7 +70,8 @@
 //! [`Validated`](leasehold::backend::Validated). A case that submits work runs eager and replayed
 //! from a graph. Every wait is bounded: a hang is a failure with a dump of timelines and pools.
 //! `LEASEHOLD_CONFORMANCE_THOROUGH=1` runs repetitions in full; the default is a tenth of them.
-//! `leasehold conformance` runs the same cases from the command line, on the command's backends.
+//! `leasehold-workbench conformance` runs the same cases from the command line, on the command's
+//! backends.
 //!
 //! # Optional capabilities
 //! A case states its requirements ([`Need`]): host timelines, timestamps, graphs, concurrent
@@ -98,7 +99,7 @@
 //! skipped then. From the command line, here for NVIDIA's tools:
 //!
 //! ```text
-//! compute-sanitizer --tool memcheck leasehold conformance --device cuda:0 \
+//! compute-sanitizer --tool memcheck leasehold-workbench conformance --device cuda:0 \
 //!     --tag sanitizer --memory-debug pass-through
 //! ```
 //!

@@ -36,10 +36,10 @@
 //! work: [`ranks`].
 //!
 //! # How to reproduce
-//! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again.
-//! Orders between threads differ from run to run, but those of a simulated device follow from the
-//! seed as far as one thread uses it. The printed test needs this crate's [`prelude`] and nothing
-//! else beside the runtime.
+//! `leasehold-workbench stress --seed S` with the same `--ops` and `--threads` runs the same
+//! program again. Orders between threads differ from run to run, but those of a simulated device
+//! follow from the seed as far as one thread uses it. The printed test needs this crate's
+//! [`prelude`] and nothing else beside the runtime.
 //!
 //! ```
 //! use leasehold_stress::{Options, Target, run};

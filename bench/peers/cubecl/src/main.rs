@@ -1,5 +1,5 @@
-//! The workloads of `leasehold bench alloc` on cubecl's memory management, beside Leasehold's
-//! allocator, in one process and in turns.
+//! The workloads of `leasehold-workbench bench alloc` on cubecl's memory management, beside
+//! Leasehold's allocator, in one process and in turns.
 //!
 //! cubecl's `MemoryManagement` is what a server owns for a stream; a server reaches it alone, so
 //! here it lies under a mutex that nobody contends for with one thread. Its storage hands out ids

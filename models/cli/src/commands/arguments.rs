@@ -1,25 +1,24 @@
 //! Arguments that several benchmarks have.
 
-use crate::commands::open_measured;
 use crate::commands::run::{Activations, Files, parse_device};
 use crate::failure::Failure;
 use crate::host;
 use crate::ranks::RankArguments;
-use crate::system::{Request, System};
-use leasehold::{BackendKind, DeviceId};
+use crate::system::{Devices, Request, System};
+use leasehold::DeviceId;
 use leasehold_llama::{Config, DType, Weights};
 use serde::Serialize;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Common {
+pub struct Common {
     /// Threads
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(super) threads: Option<u16>,
+    pub threads: Option<u16>,
     /// Prints one JSON object
     #[arg(long)]
-    pub(super) json: bool,
+    pub json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -76,71 +75,66 @@ impl FilesArguments {
 
 /// A model on a device, which is measured.
 #[derive(Debug, clap::Args)]
-pub(super) struct ModelArguments {
+pub struct ModelArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
     files: FilesArguments,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) prompt: u32,
+    pub prompt: u32,
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
-    /// Runs over a simulated driver, with the race detector on: shows that the measurement works
-    /// there, and its figures say nothing of a device
-    #[arg(long)]
-    pub(super) sim: bool,
     /// The element type of activations and KV cache
     #[arg(long, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
 }
 
 impl ModelArguments {
-    pub(super) fn json(&self) -> bool {
+    pub fn json(&self) -> bool {
         self.common.json
     }
 
-    pub(super) fn dtype(&self) -> DType {
+    pub fn dtype(&self) -> DType {
         self.dtype.into()
     }
 
-    pub(super) fn read(&self) -> Result<Files, Failure> {
+    pub fn read(&self) -> Result<Files, Failure> {
         self.files.read()
     }
 
     /// The device's runtime, and what belongs to it.
-    pub(super) fn open(&self) -> Result<System, Failure> {
-        open_measured(self.device, self.common.threads.map(usize::from), self.sim)
+    pub fn open(&self, devices: &dyn Devices) -> Result<System, Failure> {
+        self.open_from(devices, self.device, 1)
     }
 
     /// As [`open`](Self::open), so many devices from this one on.
-    pub(super) fn open_from(&self, device: DeviceId, devices: u32) -> Result<System, Failure> {
+    pub fn open_from(
+        &self,
+        devices: &dyn Devices,
+        device: DeviceId,
+        number: u32,
+    ) -> Result<System, Failure> {
         let threads = self.common.threads.map(usize::from);
-        let sim = self.sim.then_some(1);
-        System::open(&Request { sim, devices, ..Request::new(device, threads) })
+        devices.open(&Request { devices: number, ..Request::new(device, threads) })
     }
 
-    pub(super) fn device(&self) -> DeviceId {
+    pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Returns whether the device is a simulated one.
-    pub(super) fn is_simulated(&self) -> bool {
-        self.sim || self.device.backend == BackendKind::Sim
-    }
-
     /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
-    pub(super) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
+    pub fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
         prompt_of(self.prompt, sequence, ids)
     }
 
     /// The first part of a report about the model that has this name.
-    pub(super) fn subject(&self, model: String) -> Subject {
+    pub fn subject(&self, model: String, system: &System) -> Subject {
         Subject {
             model,
             device: self.device.to_string(),
-            simulated: self.sim,
+            simulated: system.is_simulated(),
             threads: self.common.threads,
             prompt: self.prompt,
             seed: self.files.seed(),
@@ -149,47 +143,47 @@ impl ModelArguments {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct DecodeArguments {
+pub struct DecodeArguments {
     #[command(flatten)]
-    pub(super) on: ModelArguments,
+    pub on: ModelArguments,
     /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
     /// decoder of a single one when left out
     #[arg(long, value_name = "N")]
-    pub(super) batch: Option<NonZeroU32>,
+    pub batch: Option<NonZeroU32>,
     /// Measures how long the sequences of `--batch` wait while a prompt of so many tokens joins
     /// them, and nothing else
     #[arg(long, value_name = "N", requires = "batch")]
-    pub(super) join: Option<NonZeroU32>,
+    pub join: Option<NonZeroU32>,
     #[command(flatten)]
-    pub(super) ranks: RankArguments,
+    pub ranks: RankArguments,
     /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
     /// each: the kernel, or the vendor's library
     #[arg(long)]
-    pub(super) verbose: bool,
+    pub verbose: bool,
     /// New tokens of a run
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
-    pub(super) tokens: u32,
+    pub tokens: u32,
     /// Runs of each mode
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) repeat: u32,
+    pub repeat: u32,
 }
 
 /// A prompt of so many tokens, for a vocabulary of `ids` entries.
-pub(super) fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
+pub fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
     let from = sequence.wrapping_mul(31).wrapping_add(221);
     (0..tokens).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
 }
 
 /// The first part of a report: the model on a device.
 #[derive(Debug, Serialize)]
-pub(super) struct Subject {
+pub struct Subject {
     model: String,
     device: String,
     /// The figures say nothing of a device.
     simulated: bool,
     threads: Option<u16>,
     /// Tokens of the prompt of each sequence.
-    pub(super) prompt: u32,
+    pub prompt: u32,
     /// Of the random weights.
     seed: Option<u64>,
 }

@@ -10,6 +10,7 @@ use crate::commands::measures::{Bytes, copy_bandwidth};
 use crate::commands::run::{fits, load};
 use crate::commands::{operators, percentile, print_json};
 use crate::failure::Failure;
+use crate::system::Devices;
 use crate::table::{Table, bytes};
 use leasehold_llama::{Batch, DType, Decoder, Mode, Model, Sampling, SequenceId, traffic};
 use serde::Serialize;
@@ -229,17 +230,21 @@ fn median(all: &[Rates]) -> Rates {
     }
 }
 
-pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Failure> {
+pub(super) fn run(
+    a: &DecodeArguments,
+    sequences: NonZeroU32,
+    devices: &dyn Devices,
+) -> Result<(), Failure> {
     if a.tokens < 3 {
         return Err(Failure::misuse(
             "--batch: the first step is not timed; ask for 3 --tokens at least".to_owned(),
         ));
     }
     let (files, dtype) = (a.on.read()?, a.on.dtype());
-    let system = a.on.open()?;
+    let system = a.on.open(devices)?;
     let runtime = system.runtime.clone();
     fits(&files, a.on.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
-    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.on.sim)?;
+    let copy_gigabytes_per_s = copy_bandwidth(&runtime, system.is_simulated())?;
     let model = load(&runtime, &files, dtype, a.on.json())?;
     let ids = files.config.vocab_size.max(1) as u32;
     let prompts = (0..sequences.get()).map(|s| a.on.prompt_of(s, ids)).collect();
@@ -283,7 +288,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
         Bytes::new(read.weights, read.cache.saturating_mul(u64::from(sequences.get())));
     let gigabytes_per_s = bytes_per_step.total as f64 * graph.tokens_per_s_each / 1e9;
     let report = Report {
-        subject: a.on.subject(files.name),
+        subject: a.on.subject(files.name, &system),
         batch: sequences.get(),
         tokens: a.tokens,
         repeat: a.repeat,
@@ -377,9 +382,10 @@ pub(super) fn run_join(
     a: &DecodeArguments,
     sequences: NonZeroU32,
     join: NonZeroU32,
+    devices: &dyn Devices,
 ) -> Result<(), Failure> {
     let (files, dtype) = (a.on.read()?, a.on.dtype());
-    let system = a.on.open()?;
+    let system = a.on.open(devices)?;
     let runtime = system.runtime.clone();
     let (slots, prompt) = (sequences.saturating_add(1), a.on.prompt.max(join.get()) as usize);
     // The sequences are decoded before the prompt joins, and while it is computed.
@@ -429,7 +435,7 @@ pub(super) fn run_join(
     system.check()?;
     let (step_ms_p50, longest_gap_ms) = (percentile(&plain, 0.5), percentile(&gaps, 1.0));
     let report = JoinReport {
-        subject: a.on.subject(files.name),
+        subject: a.on.subject(files.name, &system),
         batch: sequences.get(),
         join: join.get(),
         piece,

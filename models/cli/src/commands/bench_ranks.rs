@@ -12,6 +12,7 @@ use crate::commands::run::{Files, ModeReport, fits, load, load_part};
 use crate::commands::{operators, percentile, print_json};
 use crate::failure::Failure;
 use crate::ranks::{self, Plan, Rank};
+use crate::system::Devices;
 use crate::table::{Table, bytes};
 use leasehold_llama::{Batch, Decoder, Mode, Model, Part, Request, Sampling, generate};
 use serde::Serialize;
@@ -247,7 +248,7 @@ fn beside(measured: &Measured, ranks: u32, limit: f64) -> Result<Beside, Failure
     })
 }
 
-pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
+pub(super) fn run(a: &DecodeArguments, plan: Plan, devices: &dyn Devices) -> Result<(), Failure> {
     if a.join.is_some() {
         return Err(Failure::misuse("--join is measured on one rank; leave it or --ranks out"));
     }
@@ -264,8 +265,8 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
     };
     let part = Part::new(0, count)?;
     part.config(&files.config).map_err(|e| Failure::misuse(e.to_string()).at(&files.name))?;
-    let (device, devices) = plan.devices(a.on.device());
-    let system = a.on.open_from(device, devices)?;
+    let (device, number) = plan.devices(a.on.device());
+    let system = a.on.open_from(devices, device, number)?;
     let sequences = a.batch.unwrap_or(NonZeroU32::MIN);
     fits(&files, a.on.prompt as usize, a.tokens, sequences, a.on.dtype(), &system.runtime)?;
     let bench = Bench { arguments: a, files: &files };
@@ -290,7 +291,7 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
     }
     let beside = beside(&measured, count, tolerance(a.on.dtype()))?;
     let report = Report {
-        subject: a.on.subject(files.name.clone()),
+        subject: a.on.subject(files.name.clone(), &system),
         ranks: count,
         batch: a.batch,
         tokens: a.tokens,

@@ -6,6 +6,7 @@ use crate::commands::arguments::{ModelArguments, Subject};
 use crate::commands::run::{fits, load_suspendable};
 use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
+use crate::system::Devices;
 use crate::table::{Table, bytes};
 use leasehold::{Graph, Runtime};
 use leasehold_llama::{Decoder, Model, Sampling};
@@ -15,7 +16,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, clap::Args)]
-pub(super) struct SuspendArguments {
+pub struct SuspendArguments {
     #[command(flatten)]
     on: ModelArguments,
     /// New tokens after each round
@@ -101,9 +102,10 @@ fn free(runtime: &Runtime) -> Result<u64, Failure> {
     Ok(runtime.raw_device().memory_info()?.free)
 }
 
-pub(super) fn run(a: &SuspendArguments) -> Result<(), Failure> {
+/// Runs the measurement.
+pub fn run(a: &SuspendArguments, devices: &dyn Devices) -> Result<(), Failure> {
     let files = a.on.read()?;
-    let system = a.on.open()?;
+    let system = a.on.open(devices)?;
     let runtime = system.runtime.clone();
     let dtype = a.on.dtype();
     fits(&files, a.on.prompt as usize, a.tokens, NonZeroU32::MIN, dtype, &runtime)?;
@@ -134,7 +136,7 @@ pub(super) fn run(a: &SuspendArguments) -> Result<(), Failure> {
     runtime.synchronize()?;
     system.check()?;
     let report = Report {
-        subject: a.on.subject(name),
+        subject: a.on.subject(name, &system),
         tokens: a.tokens,
         rounds: a.rounds,
         bytes: held,

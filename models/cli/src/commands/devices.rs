@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub struct Arguments {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
@@ -77,7 +77,7 @@ impl From<DeviceInfo> for Device {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let backends = Context::new()
         .backends()
         .into_iter()

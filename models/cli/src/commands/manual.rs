@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct CompletionsArguments {
+pub struct CompletionsArguments {
     /// The shell
     #[arg(value_enum)]
     shell: Shell,
@@ -34,23 +34,21 @@ impl From<Shell> for clap_complete::Shell {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct ManArguments {
+pub struct ManArguments {
     /// Writes a page of each command into this folder, which must be there; without it, the
     /// command's own page goes to standard output
     folder: Option<PathBuf>,
 }
 
-pub(crate) fn completions(
-    arguments: &CompletionsArguments,
-    mut command: Command,
-) -> Result<(), Failure> {
+pub fn completions(arguments: &CompletionsArguments, mut command: Command) -> Result<(), Failure> {
     let mut text = Vec::new();
-    let shell = clap_complete::Shell::from(arguments.shell);
-    clap_complete::generate(shell, &mut command, "leasehold", &mut text);
+    let (shell, name) =
+        (clap_complete::Shell::from(arguments.shell), command.get_name().to_owned());
+    clap_complete::generate(shell, &mut command, name, &mut text);
     Ok(std::io::stdout().lock().write_all(&text)?)
 }
 
-pub(crate) fn man(arguments: &ManArguments, command: Command) -> Result<(), Failure> {
+pub fn man(arguments: &ManArguments, command: Command) -> Result<(), Failure> {
     match &arguments.folder {
         Some(folder) => {
             clap_mangen::generate_to(command, folder).map_err(|e| Failure::from_file(folder, &e))

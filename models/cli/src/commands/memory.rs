@@ -2,9 +2,8 @@
 
 use crate::failure::Failure;
 use crate::output::Outputs;
-use leasehold_alloc::{Allocator, DebugAids, Snapshot};
-use leasehold_alloc_bench::memory_viz;
-use leasehold_alloc_bench::trace::Trace;
+use leasehold::backend::{Allocator, DebugAids, Snapshot};
+use leasehold_report::{memory_viz, trace};
 use serde::Serialize;
 use std::env::VarError;
 use std::ffi::OsStr;
@@ -18,11 +17,11 @@ const VARIABLE: &str = "LEASEHOLD_MEMORY_DEBUG";
 /// The options that name output files.
 const TRACE: &str = "--memory-trace";
 const SNAPSHOT: &str = "--memory-snapshot";
-pub(crate) const REPORT: &str = "--report";
+pub const REPORT: &str = "--report";
 
 /// The debug aids of a command.
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct AidsArguments {
+pub struct AidsArguments {
     /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard,
     /// pass-through, all, separated by commas; also from LEASEHOLD_MEMORY_DEBUG
     #[arg(long, value_name = "AIDS", value_parser = parse_aids)]
@@ -31,7 +30,7 @@ pub(crate) struct AidsArguments {
 
 impl AidsArguments {
     /// The aids, from the environment if the command line has none.
-    pub(crate) fn aids(&self) -> Result<DebugAids, Failure> {
+    pub fn aids(&self) -> Result<DebugAids, Failure> {
         Ok(match (self.memory_debug, std::env::var(VARIABLE)) {
             (Some(aids), _) => aids,
             (None, Ok(text)) if !text.is_empty() => {
@@ -49,11 +48,11 @@ impl AidsArguments {
 }
 
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct MemoryArguments {
+pub struct MemoryArguments {
     #[command(flatten)]
     aids: AidsArguments,
-    /// Writes every allocation and free into a trace that `leasehold replay` plays; compressed if
-    /// its name ends in .gz
+    /// Writes every allocation and free into a trace that `leasehold-workbench replay` plays;
+    /// compressed if its name ends in .gz
     #[arg(long, value_name = "FILE")]
     memory_trace: Option<PathBuf>,
     /// Writes a snapshot of the memory at the end: for PyTorch's memory_viz, or as JSON if its name
@@ -75,14 +74,14 @@ fn parse_aids(text: &str) -> Result<DebugAids, String> {
 
 /// The settings for the construction of an allocator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Wishes {
-    pub(crate) debug: DebugAids,
-    pub(crate) trace_events: usize,
+pub struct Wishes {
+    pub debug: DebugAids,
+    pub trace_events: usize,
 }
 
 impl MemoryArguments {
     /// The options that name output files, with the files.
-    pub(crate) fn files(&self) -> [(&'static str, Option<&Path>); 3] {
+    pub fn files(&self) -> [(&'static str, Option<&Path>); 3] {
         [
             (TRACE, self.memory_trace.as_deref()),
             (SNAPSHOT, self.memory_snapshot.as_deref()),
@@ -91,7 +90,7 @@ impl MemoryArguments {
     }
 
     /// The settings for the construction of the allocator, including those of the environment.
-    pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
+    pub fn wishes(&self) -> Result<Wishes, Failure> {
         let debug = self.aids.aids()?;
         let records = self.files().iter().any(|(_, path)| path.is_some());
         Ok(Wishes { debug, trace_events: if records { self.memory_events as usize } else { 0 } })
@@ -99,7 +98,7 @@ impl MemoryArguments {
 
     /// The findings of the debug aids, at a time when no holders should be left. Always `Ok`
     /// without aids.
-    pub(crate) fn verdict(&self, allocator: &Allocator) -> Result<(), Failure> {
+    pub fn verdict(&self, allocator: &Allocator) -> Result<(), Failure> {
         if !allocator.config().debug.any() {
             return Ok(());
         }
@@ -118,7 +117,7 @@ impl MemoryArguments {
 }
 
 /// Writes the files about a memory that are asked for. `device`: its name in a report.
-pub(crate) fn write(outputs: &Outputs, allocator: &Allocator, device: &str) -> Result<(), Failure> {
+pub fn write(outputs: &Outputs, allocator: &Allocator, device: &str) -> Result<(), Failure> {
     if [TRACE, SNAPSHOT, REPORT].iter().all(|option| outputs.path(option).is_none()) {
         return Ok(());
     }
@@ -127,8 +126,11 @@ pub(crate) fn write(outputs: &Outputs, allocator: &Allocator, device: &str) -> R
         outputs.path(option).and_then(Path::extension).is_some_and(|e: &OsStr| e == end)
     };
     outputs.write(TRACE, |file| {
-        let trace = Trace::recorded(&snapshot);
-        if ends_in(TRACE, "gz") { trace.write_gzip(file) } else { trace.write(file) }
+        if ends_in(TRACE, "gz") {
+            trace::write_gzip(&snapshot, file)
+        } else {
+            trace::write(&snapshot, file)
+        }
     })?;
     outputs.write(SNAPSHOT, |file| {
         if !ends_in(SNAPSHOT, "json") {
@@ -141,11 +143,7 @@ pub(crate) fn write(outputs: &Outputs, allocator: &Allocator, device: &str) -> R
 }
 
 /// Writes the page about a memory, if it is asked for. `device` is its title.
-pub(crate) fn write_report(
-    outputs: &Outputs,
-    device: &str,
-    snapshot: &Snapshot,
-) -> Result<(), Failure> {
+pub fn write_report(outputs: &Outputs, device: &str, snapshot: &Snapshot) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Pool<'a> {
         memory: &'a Snapshot,
@@ -158,9 +156,12 @@ pub(crate) fn write_report(
         pools: [Pool<'a>; 1],
     }
     outputs.write(REPORT, |file| {
-        let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-        let command = std::iter::once("leasehold".to_owned()).chain(words);
-        let command = command.collect::<Vec<_>>().join(" ");
+        let mut words = std::env::args_os();
+        let program = words.next().map(PathBuf::from);
+        let program = program.as_deref().and_then(Path::file_stem).map(OsStr::to_owned);
+        let words = program.into_iter().chain(words);
+        let words = words.map(|word| word.to_string_lossy().into_owned());
+        let command = words.collect::<Vec<_>>().join(" ");
         let made = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs());
         let device = Device { device, command, made, pools: [Pool { memory: snapshot }] };
         let cannot = |e: String| leasehold::Error::Unavailable(e.into());

@@ -10,11 +10,11 @@ use crate::host;
 use crate::output::{Inputs, Outputs};
 use crate::ranks::{self, Kill, Plan, Rank, RankArguments};
 use crate::style::{Tone, paint};
-use crate::system::{Request as Opening, System};
+use crate::system::{Devices, Request as Opening};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{BackendKind, DeviceId, Runtime};
+use leasehold::{DeviceId, Runtime};
 use leasehold_collective::{Comm, World};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
@@ -34,14 +34,14 @@ const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
 
 /// The groups of options in the help.
 const TEXT: &str = "Model and text";
-const DEVICE: &str = "Device and execution";
+pub const DEVICE: &str = "Device and execution";
 const CHOICE: &str = "Choice of tokens";
 const OUTPUT: &str = "Output";
 const RANKS: &str = "Ranks";
 const MEMORY: &str = "Memory";
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub struct Arguments {
     /// A Hugging Face directory of a Llama, Mistral, Qwen2 or Qwen3 (config.json,
     /// model.safetensors, tokenizer.json); the bundled model when left out
     #[arg(long, help_heading = TEXT, value_name = "DIR")]
@@ -58,12 +58,6 @@ pub(crate) struct Arguments {
     /// The device
     #[arg(long, help_heading = DEVICE, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
-    /// Runs over a simulated driver, with the race detector on; the kernels are the CPU's
-    #[arg(long, help_heading = DEVICE)]
-    sim: bool,
-    /// The seed of a simulated device's random order
-    #[arg(long, help_heading = DEVICE, value_name = "SEED", default_value_t = 1)]
-    sim_seed: u64,
     /// Threads that a kernel may use; all that this process may use when left out
     #[arg(long, help_heading = DEVICE, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -125,7 +119,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Modes {
+pub enum Modes {
     Eager,
     Graph,
     Both,
@@ -143,7 +137,7 @@ impl Modes {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Activations {
+pub enum Activations {
     F32,
     Bf16,
 }
@@ -158,7 +152,7 @@ impl From<Activations> for DType {
 }
 
 /// A device. The parser's message has the option and the value already.
-pub(crate) fn parse_device(text: &str) -> Result<DeviceId, String> {
+pub fn parse_device(text: &str) -> Result<DeviceId, String> {
     text.parse().map_err(|e| match e {
         leasehold::Error::InvalidArgument(why) => {
             why.strip_prefix(&format!("device {text:?}: ")).unwrap_or(&why).to_owned()
@@ -190,22 +184,22 @@ fn parse_min_p(text: &str) -> Result<f32, String> {
 }
 
 /// A model's files after all checks.
-pub(crate) struct Files {
-    pub(crate) name: String,
-    pub(crate) config: Config,
-    pub(crate) weights: Weights,
+pub struct Files {
+    pub name: String,
+    pub config: Config,
+    pub weights: Weights,
     tokenizer: Option<Tokenizer>,
     generation: Option<GenerationConfig>,
 }
 
 impl Files {
     /// Weights without a tokenizer.
-    pub(crate) fn without_text(name: String, config: Config, weights: Weights) -> Self {
+    pub fn without_text(name: String, config: Config, weights: Weights) -> Self {
         Self { name, config, weights, tokenizer: None, generation: None }
     }
 
     /// The files of a directory, or the bundled ones. A tokenizer is required only for text.
-    pub(crate) fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
+    pub fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
         let Some(dir) = dir else {
             let config = bundled::config()?;
             return Ok(Self {
@@ -280,11 +274,11 @@ struct ModeReports {
 }
 
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct ModeReport {
-    pub(crate) prefill_ms: f64,
-    pub(crate) decode_tokens_per_s: f64,
-    pub(crate) token_ms_p50: f64,
-    pub(crate) token_ms_p99: f64,
+pub struct ModeReport {
+    pub prefill_ms: f64,
+    pub decode_tokens_per_s: f64,
+    pub token_ms_p50: f64,
+    pub token_ms_p99: f64,
 }
 
 impl From<&Generation> for ModeReport {
@@ -314,7 +308,7 @@ struct Memory {
 }
 
 /// Loads a model with a progress bar.
-pub(crate) fn load(
+pub fn load(
     runtime: &Runtime,
     files: &Files,
     activations: DType,
@@ -325,7 +319,7 @@ pub(crate) fn load(
 }
 
 /// As [`load`], a model that can be suspended.
-pub(crate) fn load_suspendable(
+pub fn load_suspendable(
     runtime: &Runtime,
     files: &Files,
     activations: DType,
@@ -336,7 +330,7 @@ pub(crate) fn load_suspendable(
 }
 
 /// As [`load`], this rank's part of a model.
-pub(crate) fn load_part(
+pub fn load_part(
     comm: &Comm,
     files: &Files,
     activations: DType,
@@ -422,7 +416,7 @@ fn new_text(tokenizer: &Tokenizer, prompt: &[u32], new: &[u32]) -> leasehold::Re
 
 /// Refuses more tokens of so many sequences than the host's memory allows: its tables and lists,
 /// and also the device's memory if the host shares it.
-pub(crate) fn fits(
+pub fn fits(
     files: &Files,
     prompt: usize,
     tokens: u32,
@@ -624,38 +618,38 @@ fn agree(world: &World, runs: &[(leasehold_llama::Mode, Generation)]) -> Result<
     Ok(true)
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+/// Runs the command on these devices.
+pub fn run(arguments: &Arguments, devices: &dyn Devices) -> Result<(), Failure> {
     let begun = Instant::now();
+    let simulated = devices.simulates(arguments.device)?;
     let files = Files::read(arguments.model.as_deref(), arguments.prompt_ids.is_none())?;
     let job = Job::new(arguments, &files, begun)?;
     if arguments.trace.is_some() {
         timeline::check(&files.config).map_err(|e| e.at(&files.name))?;
     }
-    let simulated = arguments.sim || arguments.device.backend == BackendKind::Sim;
     let plan = arguments.ranks.plan(arguments.device, simulated)?;
     job.check_ranks(plan.ranks())?;
     match plan {
         Plan::Copies(ranks) => arguments.ranks.copies(ranks),
         Plan::Member(ref world) => {
             let (rank, world) = (world.rank(), world.clone());
-            run_here(&job, plan, simulated)
+            run_here(&job, plan, devices)
                 .and_then(|()| Ok(world.close(ranks::END)?))
                 .map_err(|failure| failure.at(format!("rank {rank}")))
         }
-        _ => run_here(&job, plan, simulated),
+        _ => run_here(&job, plan, devices),
     }
 }
 
 /// The ranks of this process, and what is shown of them.
-fn run_here(job: &Job<'_>, plan: Plan, simulated: bool) -> Result<(), Failure> {
+fn run_here(job: &Job<'_>, plan: Plan, devices: &dyn Devices) -> Result<(), Failure> {
     let Job { arguments, files, .. } = *job;
     let wishes = arguments.memory.wishes()?;
-    let (device, devices) = plan.devices(arguments.device);
-    let system = System::open(&Opening {
+    let (device, number) = plan.devices(arguments.device);
+    let system = devices.open(&Opening {
         device,
         threads: arguments.threads.map(usize::from),
-        sim: simulated.then_some(arguments.sim_seed),
-        devices,
+        devices: number,
         memory: wishes,
     })?;
     let runtime = system.runtime.clone();

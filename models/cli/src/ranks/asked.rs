@@ -4,9 +4,9 @@
 //!
 //! This module must not know how the ranks run.
 
+use leasehold::backend::sync::Arc;
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold_collective::Reporter;
-use leasehold_core::sync::Arc;
-use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use std::io::Write;
 use std::process::Command;
 use std::time::Duration;

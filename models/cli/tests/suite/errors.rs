@@ -25,7 +25,6 @@ fn command_lines_that_make_no_sense() {
     fails(&["run", "--threads", "100000"], 2, &["--threads"]);
     let names = "write one of cpu:0, cuda:0, mps:0, sim:0";
     fails(&["run", "--device", "gpu:0"], 2, &["gpu", &format!("{names}\n")]);
-    fails(&["replay", "t.csv", "--device", "gpu"], 2, &[&format!("{names}, or `virtual`\n")]);
     let message = "leasehold: invalid value 'gpu' for '--device <DEVICE>': unknown backend; write";
     fails(&["run", "--device", "gpu"], 2, &[message]);
     fails(&["run", "--device", "cpu:x"], 2, &["cpu:x"]);
@@ -37,18 +36,33 @@ fn command_lines_that_make_no_sense() {
     fails(&["run", "--nonsense"], 2, &["--nonsense"]);
     fails(&["run", "--logits"], 2, &["--json"]);
     fails(&["walk"], 2, &["walk", "; try 'leasehold --help'\n"]);
-    fails(&["repla"], 2, &["'replay'", "; try 'leasehold --help'\n"]);
+    fails(&["device"], 2, &["'devices'", "; try 'leasehold --help'\n"]);
     fails(&["run", "--token", "3"], 2, &["'--tokens'", "; try 'leasehold run --help'\n"]);
     fails(&["bench", "decode", "--random-weights"], 2, &["try 'leasehold bench decode --help'\n"]);
-    fails(&["bench", "graph", "--nodes", "0"], 2, &["--nodes"]);
-    fails(&["conformance", "--filter", "999"], 2, &["999", "no such case"]);
-    fails(&["conformance", "--filter", "71"], 2, &["71", "another process"]);
-    fails(&["conformance", "--sim"], 2, &["--sim"]);
+}
+
+#[test]
+fn what_is_in_the_workbench_is_said_in_one_line() {
+    for name in ["conformance", "replay", "stress"] {
+        let there = format!("leasehold-workbench {name}\n");
+        fails(&[name], 2, &[&there]);
+        fails(&[name, "--help"], 2, &[&there]);
+    }
+    for name in ["alloc", "collective", "copy", "cuda", "graph", "lease", "memory", "stream"] {
+        fails(&["bench", name, "--json"], 2, &[&format!("leasehold-workbench bench {name}\n")]);
+    }
+    for command in [&["run"][..], &["bench", "decode"], &["bench", "suspend"]] {
+        let with = |more: &[&'static str]| [command, more].concat();
+        let words = ["leasehold-workbench", "--sim"];
+        fails(&with(&["--device", "cuda:0", "--sim"]), 2, &words);
+        fails(&with(&["--device", "sim:0"]), 2, &["sim:0", "leasehold-workbench"]);
+    }
+    fails(&["run", "--sim-seed", "3"], 2, &["leasehold-workbench", "--sim-seed"]);
 }
 
 #[test]
 fn a_command_that_wants_another_word_shows_its_help() {
-    for (arguments, word) in [(&[][..], "conformance"), (&["bench"], "decode")] {
+    for (arguments, word) in [(&[][..], "devices"), (&["bench"], "decode")] {
         let output = call(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
@@ -64,8 +78,6 @@ fn devices_that_are_not_there() {
     fails(&["run", "--device", "cpu:7"], 1, &["cpu:7"]);
     let devices = String::from_utf8(call(&["devices"]).stdout).unwrap();
     assert!(!devices.contains("unavailable"), "the line says it once: {devices}");
-    fails(&["conformance", "--device", "cuda:0"], 1, &["cuda:0"]);
-    fails(&["conformance", "--device", "cpu:7"], 1, &["cpu:7"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The command against its output: results, one-line errors, exit statuses.
 
-mod collective;
-mod conformance;
+#[cfg(target_os = "linux")]
+mod dice;
 mod errors;
 #[cfg(target_os = "linux")]
 mod hostile;
@@ -13,7 +13,6 @@ mod mutations;
 mod outputs;
 mod ranks;
 mod run;
-mod stress;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -8,7 +8,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-const TRACE: &str = "t_us,op,id,size,stream\n0,a,1,100,0\n1,a,2,5000,1\n2,f,1,100,0\n";
 const RUN: [&str; 4] = ["run", "--tokens", "2", "--json"];
 const FLAGS: [&str; 4] = ["--report", "--trace", "--memory-trace", "--memory-snapshot"];
 
@@ -42,9 +41,7 @@ fn worked(output: &Output) {
 }
 
 fn folder() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("t.csv"), TRACE).unwrap();
-    dir
+    tempfile::tempdir().unwrap()
 }
 
 fn fifo(dir: &Path) {
@@ -66,7 +63,11 @@ fn a_pipe_that_nobody_reads_is_refused_at_once() {
     for flag in FLAGS {
         refused(&bounded(dir.path(), &[&RUN[..], &[flag, "fifo"]].concat()), 1, &words);
     }
-    refused(&bounded(dir.path(), &["replay", "t.csv", "--report", "fifo"]), 1, &words);
+    refused(
+        &bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", "fifo"]),
+        1,
+        &words,
+    );
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn a_pipe_with_a_reader_gets_everything_once() {
     let dir = folder();
     fifo(dir.path());
     for (arguments, begin) in [
-        (&["replay", "t.csv", "--json", "--report", "fifo"][..], "<!DOCTYPE html>"),
+        (&["run", "--tokens", "2", "--json", "--report", "fifo"][..], "<!DOCTYPE html>"),
         (&["run", "--tokens", "2", "--json", "--memory-trace", "fifo"], "t_us,op,id,size,stream\n"),
         (&["run", "--tokens", "2", "--json", "--trace", "fifo"], "{"),
     ] {
@@ -108,22 +109,22 @@ fn descriptors_of_the_process_are_written_through() {
         String::from_utf8(output.stdout).unwrap()
     };
     // A pipe, a file, and a file by another descriptor.
-    let both = shell("$L replay t.csv --json --report /dev/stdout | cat");
-    assert!(both.starts_with("<!DOCTYPE html>") && both.contains("\"peak_requested\":5100"));
-    shell("$L replay t.csv --json --report /dev/stdout > both");
+    let both = shell("$L run --tokens 2 --json --report /dev/stdout | cat");
+    assert!(both.starts_with("<!DOCTYPE html>") && both.contains("\"output_ids\""));
+    shell("$L run --tokens 2 --json --report /dev/stdout > both");
     assert_eq!(
         fs::read_to_string(dir.path().join("both")).unwrap().lines().count(),
         both.lines().count()
     );
-    shell("$L replay t.csv --json --report /dev/fd/3 3> page > table");
+    shell("$L run --tokens 2 --json --report /dev/fd/3 3> page > table");
     let read = |name| fs::read_to_string(dir.path().join(name)).unwrap();
     assert!(read("page").starts_with("<!DOCTYPE html>") && read("table").starts_with('{'));
-    let page = shell("$L replay t.csv --json --report /dev/fd/3 3>&1 >/dev/null | cat");
+    let page = shell("$L run --tokens 2 --json --report /dev/fd/3 3>&1 >/dev/null | cat");
     assert!(page.trim_end().ends_with("</html>"));
-    worked(&bounded(dir.path(), &["replay", "t.csv", "--report", "/dev/null"]));
+    worked(&bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", "/dev/null"]));
     // The file of standard output under its name would be written twice.
     let to = fs::File::create(dir.path().join("out")).unwrap();
-    let mut command = within(dir.path(), &["replay", "t.csv", "--report", "out"]);
+    let mut command = within(dir.path(), &["run", "--tokens", "2", "--json", "--report", "out"]);
     let output = command.stdout(to).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
     refused(&output.unwrap(), 2, &["out: --report names the file of standard output"]);
 }
@@ -131,26 +132,6 @@ fn descriptors_of_the_process_are_written_through() {
 #[test]
 fn no_output_replaces_an_input() {
     let dir = folder();
-    fs::hard_link(dir.path().join("t.csv"), dir.path().join("hard")).unwrap();
-    symlink("t.csv", dir.path().join("soft")).unwrap();
-    for (input, output) in [
-        ("t.csv", "t.csv"),
-        ("t.csv", "./t.csv"),
-        ("t.csv", "t.csv/"),
-        ("t.csv", "hard"),
-        ("t.csv", "soft"),
-        ("soft", "t.csv"),
-        ("soft", "soft"),
-        ("hard", "soft"),
-    ] {
-        let words = [output, ": --report names a file that this command reads; name another file"];
-        refused(&bounded(dir.path(), &["replay", input, "--report", output]), 2, &words);
-    }
-    let input = fs::File::open(dir.path().join("t.csv")).unwrap();
-    let mut command = within(dir.path(), &["replay", "-", "--report", "hard"]);
-    refused(&command.stdin(input).output().unwrap(), 2, &["hard: --report names a file"]);
-    assert_eq!(fs::read_to_string(dir.path().join("t.csv")).unwrap(), TRACE);
-
     // The files of a model, also those that are links to a store.
     let from = super::repository("models/llama/tests/models/untied-head");
     fs::create_dir(dir.path().join("model")).unwrap();
@@ -186,7 +167,7 @@ fn two_outputs_are_two_files() {
             refused(&output, 2, &[first, second, "name two files"]);
         }
     }
-    assert_eq!(names(dir.path()), ["a", "b", "t.csv"]);
+    assert_eq!(names(dir.path()), ["a", "b"]);
     assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "old");
     // Several may go to one device.
     let all: Vec<_> = FLAGS.iter().flat_map(|flag| [*flag, "/dev/null"]).collect();
@@ -198,19 +179,17 @@ fn a_run_that_fails_leaves_the_files_as_they_were() {
     let dir = folder();
     fs::write(dir.path().join("r.html"), "old").unwrap();
     fs::set_permissions(dir.path().join("r.html"), fs::Permissions::from_mode(0o640)).unwrap();
-    fs::write(dir.path().join("bad.csv"), "0,a,1,100,0\n1,f,2,0,0\n").unwrap();
-    refused(&bounded(dir.path(), &["replay", "bad.csv", "--report", "r.html"]), 1, &["line 2"]);
     let ids = [&RUN[..], &["--prompt-ids", "99999", "--report", "r.html"]].concat();
     refused(&bounded(dir.path(), &ids), 1, &["vocabulary"]);
     assert_eq!(fs::read_to_string(dir.path().join("r.html")).unwrap(), "old");
     // A file that is replaced keeps its mode, and a name may be as long as names are.
-    worked(&bounded(dir.path(), &["replay", "t.csv", "--json", "--report", "r.html"]));
+    worked(&bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", "r.html"]));
     assert!(fs::read_to_string(dir.path().join("r.html")).unwrap().starts_with("<!DOCTYPE"));
     let mode = fs::metadata(dir.path().join("r.html")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
     let long = "x".repeat(255);
-    worked(&bounded(dir.path(), &["replay", "t.csv", "--json", "--report", &long]));
-    assert_eq!(names(dir.path()), ["bad.csv", "r.html", "t.csv", &long]);
+    worked(&bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", &long]));
+    assert_eq!(names(dir.path()), ["r.html", &long]);
 }
 
 #[test]

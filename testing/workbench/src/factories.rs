@@ -3,12 +3,12 @@
 //!
 //! This module must not know what a case does.
 
-use crate::system::simulated;
+use crate::simulated;
 #[cfg(feature = "cuda")]
 use leasehold::Error;
+use leasehold::backend::DebugAids;
 use leasehold::backend::{Backend, KernelDesc};
 use leasehold::{BackendKind, DeviceId};
-use leasehold_alloc::DebugAids;
 #[cfg(feature = "cuda")]
 use leasehold_collective::driver::Nccl;
 use leasehold_collective_sim::SimCollectives;
@@ -232,11 +232,12 @@ impl Factory for Simulated {
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
+    use crate::devices::SEED;
     use leasehold::Layout;
     use leasehold::MemoryKind;
     use leasehold::backend::StreamDesc;
+    use leasehold::backend::sync::Mutex;
     use leasehold_conformance::{Filter, Status, Tag, Wrap, run};
-    use leasehold_core::sync::Mutex;
     use leasehold_sim::Monitor;
 
     /// Keeps the machines of the backends.
@@ -258,7 +259,7 @@ mod tests {
     }
 
     fn pass_through() -> SimulatedCuda {
-        SimulatedCuda { seed: simulated::SEED, aids: "pass-through".parse().unwrap() }
+        SimulatedCuda { seed: SEED, aids: "pass-through".parse().unwrap() }
     }
 
     fn calls(machine: &Monitor, name: &str) -> u64 {

@@ -1,15 +1,12 @@
-//! `leasehold bench alloc`: the allocator and its peers, in one process and in alternation.
+//! `leasehold-workbench bench alloc`: the allocator and its peers, in one process and in
+//! alternation.
 //!
 //! Every allocator runs every workload of [`Workload`] in the same code. Rounds alternate between
 //! the allocators, so that disturbances affect all equally; figures are medians over the rounds. An
 //! implementation of another project's structure without its code is called an emulation
 //! everywhere.
 
-use crate::commands::run::parse_device;
-use crate::commands::{open, percentile, print_json};
-use crate::failure::Failure;
-use crate::host;
-use crate::table::Table;
+use crate::commands::open;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{Buffer, DeviceId, Lease, Runtime};
 use leasehold_alloc::AllocatorConfig;
@@ -18,6 +15,11 @@ use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
 use leasehold_alloc_bench::replay::{Options, Player, replay_virtual};
 use leasehold_alloc_bench::trace::{RESNET50_TRAIN, Trace};
 use leasehold_alloc_bench::workload::{Own, Sample, Subject, Workload};
+use leasehold_cli::commands::run::parse_device;
+use leasehold_cli::commands::{percentile, print_json};
+use leasehold_cli::failure::Failure;
+use leasehold_cli::host;
+use leasehold_cli::table::Table;
 use serde::Serialize;
 use std::alloc::GlobalAlloc;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! The runtime's side.
 
 use super::side::{Call, LIMIT, Life, NODES, SMALL, Side, floats, neighbours};
-use crate::ranks::Rank;
 use leasehold::{Array, Context, DeviceId, Result, View};
+use leasehold_cli::ranks::Rank;
 use leasehold_collective::bench::wait_for_retired;
 use leasehold_collective::{Comm, CommConfig, Reduce};
 use std::time::Instant;

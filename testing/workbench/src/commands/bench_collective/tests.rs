@@ -76,7 +76,7 @@ impl Side for Noted<'_> {
 #[test]
 fn two_sides_take_turns_and_every_figure_but_the_drop_has_a_ratio() {
     let sizes = FEW;
-    let system = System::open(&Request::new(DeviceId::cpu(0), None)).unwrap();
+    let system = Simulator::new(false).open(&Request::new(DeviceId::cpu(0), None)).unwrap();
     let context = &system.context;
     let all = ranks::threads(&system, 2, |rank| {
         let waits = Mutex::new(String::new());
@@ -118,7 +118,10 @@ fn the_raw_side_is_legal_and_leaves_nothing() {
     if std::env::var_os("STUB_LOG").is_none() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libnccl.so.2");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../collective/tests/suite/stub_nccl.rs");
+        let source = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../crates/collective/tests/suite/stub_nccl.rs"
+        );
         let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let mut compiler = Command::new(compiler);
         compiler.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "nccl"]);
@@ -134,8 +137,8 @@ fn the_raw_side_is_legal_and_leaves_nothing() {
         return;
     }
     let sizes = FEW;
-    let request = Request { sim: Some(1), devices: 2, ..Request::new(DeviceId::cuda(0), None) };
-    let system = System::open(&request).unwrap();
+    let request = Request { devices: 2, ..Request::new(DeviceId::cuda(0), None) };
+    let system = Simulator::new(true).open(&request).unwrap();
     let all = ranks::threads(&system, 2, |rank| {
         let machine = MachineConfig::seed(1).devices(2, 1 << 26);
         let driver = SimDriver::new(SimDriverConfig::new(machine))?;

@@ -1,15 +1,17 @@
-//! `leasehold bench copy`: downloads and uploads against a plain host copy, by size and by the
-//! alignment of the host's memory.
+//! `leasehold-workbench bench copy`: downloads and uploads against a plain host copy, by size and
+//! by the alignment of the host's memory.
 //!
 //! A processor may copy at a tenth of its speed for some differences of addresses modulo a page.
 //! The C library puts large blocks at one of these differences. So each size is measured at several
 //! offsets; all methods alternate in each round.
 
-use crate::commands::run::parse_device;
-use crate::commands::{open_measured, percentile, print_json};
-use crate::failure::Failure;
-use crate::table::{self, Table};
+use crate::devices::Simulator;
 use leasehold::{DeviceId, View};
+use leasehold_cli::commands::run::parse_device;
+use leasehold_cli::commands::{percentile, print_json};
+use leasehold_cli::failure::Failure;
+use leasehold_cli::system::{Devices, Request};
+use leasehold_cli::table::{self, Table};
 use serde::Serialize;
 use std::io::Write;
 use std::time::Instant;
@@ -107,7 +109,8 @@ fn speed(bytes: usize, seconds: &[f64]) -> f64 {
 }
 
 pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
-    let system = open_measured(a.device, a.threads.map(usize::from), a.sim)?;
+    let request = Request::new(a.device, a.threads.map(usize::from));
+    let system = Simulator::new(a.sim).open(&request)?;
     let runtime = system.runtime.clone();
     let (mut figures, mut fresh) = (Vec::new(), Vec::new());
     for bytes in a.kib.iter().map(|&k| k as usize * 1024) {
@@ -155,7 +158,7 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
     system.check()?;
     let report = Report {
         device: a.device.to_string(),
-        simulated: a.sim,
+        simulated: system.is_simulated(),
         threads: a.threads,
         figures,
         fresh,

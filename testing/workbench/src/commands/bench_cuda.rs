@@ -1,9 +1,7 @@
-//! `leasehold bench cuda`: the runtime's overhead over the driver's own calls. Both sides use the
-//! same bindings in the same process, in alternation.
+//! `leasehold-workbench bench cuda`: the runtime's overhead over the driver's own calls. Both sides
+//! use the same bindings in the same process, in alternation.
 
-use crate::commands::{open, percentile, print_json};
-use crate::failure::Failure;
-use crate::table::Table;
+use crate::commands::open;
 use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource};
 use leasehold::{
     Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, Layout, Lease, Runtime, Stream,
@@ -12,6 +10,9 @@ use leasehold::{
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
+use leasehold_cli::commands::{percentile, print_json};
+use leasehold_cli::failure::Failure;
+use leasehold_cli::table::Table;
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps, SourceOrder};
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda_traces::figures::{Figure, LARGEST, PIECE, PIECES, RawLoop, places};

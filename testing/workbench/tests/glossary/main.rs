@@ -1,8 +1,8 @@
 //! `docs/glossary.md` against the code: each row has a place, a plan or a reason; each path
 //! compiles; a search finds each name.
 //!
-//! `paths.rs` is made from the glossary by `GLOSSARY_BLESS=1 cargo test -p leasehold-cli --test
-//! glossary`, and compiled here.
+//! `paths.rs` is made from the glossary by `GLOSSARY_BLESS=1 cargo test -p leasehold-workbench
+//! --test glossary`, and compiled here.
 
 #[expect(unused_imports, reason = "that the paths resolve is what they are for")]
 mod paths;

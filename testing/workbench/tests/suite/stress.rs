@@ -1,4 +1,4 @@
-//! `leasehold stress`: the line, the JSON object, the exit statuses.
+//! `leasehold-workbench stress`: the line, the JSON object, the exit statuses.
 
 use super::{call, json};
 #[cfg(all(target_os = "linux", feature = "sim"))]
@@ -93,7 +93,7 @@ fn faults_need_a_simulated_driver() {
 #[cfg(all(target_os = "linux", feature = "sim"))]
 #[test]
 fn a_device_that_cannot_be_opened_is_one_line() {
-    let program = env!("CARGO_BIN_EXE_leasehold");
+    let program = env!("CARGO_BIN_EXE_leasehold-workbench");
     for device in [&["cpu:0"][..], &["sim:0", "--json"], &["cuda:0", "--sim", "--faults"]] {
         let stress = ["stress", "--seed", "3", "--seeds", "2", "--ops", "50", "--device"];
         let output = Command::new("bash")

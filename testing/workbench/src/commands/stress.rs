@@ -1,14 +1,14 @@
-//! `leasehold stress`: random programs on a device, against a model.
+//! `leasehold-workbench stress`: random programs on a device, against a model.
 //!
 //! This module must not know what a program does.
 
-use crate::commands::print_json;
-use crate::failure::Failure;
-use crate::host;
-use crate::style::{Tone, paint};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{Context, DeviceId};
+use leasehold_cli::commands::print_json;
+use leasehold_cli::failure::Failure;
+use leasehold_cli::host;
+use leasehold_cli::style::{Tone, paint};
 use leasehold_stress::{Border, Options, Report, Target, stress};
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,12 +1,7 @@
-//! `leasehold replay`: replays an allocation trace on the allocator, or on a peer, and reports the
-//! costs.
+//! `leasehold-workbench replay`: replays an allocation trace on the allocator, or on a peer, and
+//! reports the costs.
 
-use crate::commands::memory::{REPORT, write_report};
-use crate::commands::run::parse_device as parse_id;
-use crate::commands::{open, print_json};
-use crate::failure::Failure;
-use crate::output::{Inputs, Outputs};
-use crate::table::{Table, bytes};
+use crate::commands::open;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{DeviceId, MemoryKind, Runtime};
@@ -15,6 +10,12 @@ use leasehold_alloc_bench::replay::{
     Options, Player, Progress, Report, events_to_play, measure, recorded_replay, virtual_device,
 };
 use leasehold_alloc_bench::trace::Recording;
+use leasehold_cli::commands::memory::{REPORT, write_report};
+use leasehold_cli::commands::print_json;
+use leasehold_cli::commands::run::parse_device as parse_id;
+use leasehold_cli::failure::Failure;
+use leasehold_cli::output::{Inputs, Outputs};
+use leasehold_cli::table::{Table, bytes};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -1,23 +1,25 @@
-//! `leasehold conformance`: runs the conformance suite on a device.
+//! `leasehold-workbench conformance`: runs the conformance suite on a device.
 //!
 //! This module must not know what a case does. Only [`factory`] knows backends.
 
-use crate::commands::memory::AidsArguments;
 #[cfg(feature = "sim")]
-use crate::commands::memory::Wishes;
-use crate::commands::print_json;
+use crate::devices::SEED;
 #[cfg(feature = "sim")]
 use crate::factories;
-use crate::failure::Failure;
-use crate::host;
-use crate::style::{Tone, paint};
 #[cfg(feature = "sim")]
-use crate::system::{simulated, unaided};
+use crate::simulated::unaided;
 use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::backend::DebugAids;
 use leasehold::backend::{Backend, KernelDesc};
 use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId};
-use leasehold_alloc::DebugAids;
+use leasehold_cli::commands::memory::AidsArguments;
+#[cfg(feature = "sim")]
+use leasehold_cli::commands::memory::Wishes;
+use leasehold_cli::commands::print_json;
+use leasehold_cli::failure::Failure;
+use leasehold_cli::host;
+use leasehold_cli::style::{Tone, paint};
 use leasehold_conformance::{
     Case, CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation,
     Progress, Ranks, Report, Status, Suite, Tag, TestKernel, Variant, Wrap, answer, run_with,
@@ -118,19 +120,15 @@ fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Facto
         #[cfg(feature = "cuda")]
         (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda(aids))),
         #[cfg(feature = "cuda")]
-        (BackendKind::Cuda, true) => {
-            Ok(Arc::new(factories::SimulatedCuda { seed: simulated::SEED, aids }))
-        }
+        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda { seed: SEED, aids })),
         #[cfg(feature = "mps")]
         (BackendKind::Mps, false) => Ok(Arc::new(factories::Mps(aids))),
         #[cfg(feature = "mps")]
-        (BackendKind::Mps, true) => {
-            Ok(Arc::new(factories::SimulatedMps { seed: simulated::SEED, aids }))
-        }
+        (BackendKind::Mps, true) => Ok(Arc::new(factories::SimulatedMps { seed: SEED, aids })),
         #[cfg(feature = "sim")]
         (BackendKind::Sim, _) => {
             unaided(device, Wishes { debug: aids, ..Wishes::default() })?;
-            Ok(Arc::new(factories::Simulated(simulated::SEED)))
+            Ok(Arc::new(factories::Simulated(SEED)))
         }
         (other, _) => {
             let reports = Context::new().backends();

@@ -1,4 +1,4 @@
-//! `leasehold bench collective`: calls of a communicator over the library's own.
+//! `leasehold-workbench bench collective`: calls of a communicator over the library's own.
 //!
 //! On CUDA the ranks are processes: copies of this command, or those of a launcher. With
 //! `--beside raw` each process makes the same calls of NCCL alone: by NCCL's own functions, with a
@@ -17,14 +17,15 @@ mod side;
 
 use self::ours::Ours;
 use self::side::{LIMIT, NODES, SMALL, Side};
-use crate::commands::run::parse_device;
-use crate::commands::{percentile, print_json};
-use crate::failure::Failure;
-use crate::ranks::{self, Plan, Rank, RankArguments};
-use crate::style::Tone;
-use crate::system::{Request, System};
-use crate::table::Table;
+use crate::devices::Simulator;
 use leasehold::{BackendKind, Context, DeviceId, Result};
+use leasehold_cli::commands::run::parse_device;
+use leasehold_cli::commands::{percentile, print_json};
+use leasehold_cli::failure::Failure;
+use leasehold_cli::ranks::{self, Plan, Rank, RankArguments};
+use leasehold_cli::style::Tone;
+use leasehold_cli::system::{Devices, Request, System};
+use leasehold_cli::table::Table;
 #[cfg(feature = "cuda")]
 use leasehold_collective::bench::wait_for_retired;
 use serde::Serialize;
@@ -429,9 +430,7 @@ pub(crate) fn run(a: &CollectiveArguments) -> Result<(), Failure> {
     }
     let plan = a.plan()?;
     let (device, devices) = plan.devices(a.device);
-    let opened = || {
-        System::open(&Request { sim: a.sim.then_some(1), devices, ..Request::new(device, None) })
-    };
+    let opened = || Simulator::new(a.sim).open(&Request { devices, ..Request::new(device, None) });
     let report = match plan {
         Plan::Alone => return Err(Failure::misuse("--ranks: two ranks or more are needed")),
         Plan::Copies(ranks) => return RankArguments::of(None).copies(ranks),
