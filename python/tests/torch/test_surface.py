@@ -5,48 +5,21 @@ Most tests run over a simulated device. Those of `OnDevice` need a GPU.
 
 import ctypes
 import os
-import subprocess
-import sys
 import time
 import unittest
 import warnings
 from unittest import mock
 
-from common import HAS_TORCH, simulated
-
-MIB = 1 << 20
+from common import HAS_TORCH, HERE, MIB, Simulated, run_python, simulated
 
 
-@unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
-class ExtensionSurface(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        library = simulated()
-        import torch
-        from leasehold.torch import _build
-
-        if torch.version.cuda is None:
-            raise unittest.SkipTest("this PyTorch has no CUDA")
-        try:
-            cls.extension = _build.load()
-            cls.t = cls.extension.testing
-        except _build.BuildError as error:
-            raise unittest.SkipTest(str(error))
-        cls.t.simulate(library, 64 * MIB)
-        cls.lib = ctypes.CDLL(library)
-        cls.device = ctypes.c_uint64(cls.t.device())
-
+class ExtensionSurface(Simulated):
     def setUp(self):
         import torch
 
         self.snapshot = torch.cuda.memory._snapshot
         self.addCleanup(self.t.empty_cache)
         self.addCleanup(self.t.record_history, False, 1)
-
-    def stream(self):
-        found = ctypes.c_size_t()
-        self.assertEqual(self.lib.leasehold_sim_stream(self.device, 0, ctypes.byref(found)), 0)
-        return found.value
 
     def events(self, *actions):
         return [e for e in self.snapshot()["device_traces"][0] if e["action"] in actions]
@@ -159,10 +132,7 @@ at, held = t.allocate(1000)
 del held
 assert seen[2:] == [("alloc", at), ("free", at)], seen
 """
-        here = os.path.dirname(os.path.abspath(__file__))
-        done = subprocess.run([sys.executable, "-c", program, here, simulated()], timeout=300, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        run_python(self, "-c", program, HERE, simulated())
 
     # ---- out of memory
 
@@ -214,9 +184,6 @@ assert seen[2:] == [("alloc", at), ("free", at)], seen
             t.release_pool(ended)
 
     # ---- limits and pools
-
-    def reserved(self):
-        return self.t.statistics()["reserved_bytes"]["all"][0]
 
     def test_a_limit_counts_pools_with_an_allocator_of_their_own(self):
         import torch
@@ -302,10 +269,7 @@ class OnDevice(unittest.TestCase):
 
     def run_program(self, program, **environment):
         program = "import torch, leasehold.torch\nleasehold.torch.enable()\n" + program
-        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, timeout=300,
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        return done.stdout
+        return run_python(self, "-c", program, **environment)
 
     def test_a_failure_in_a_capture(self):
         self.run_program("""
