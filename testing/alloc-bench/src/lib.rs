@@ -18,6 +18,7 @@
 
 mod fake;
 pub mod memory_viz;
+mod pickle;
 pub mod replay;
 mod system;
 mod torch_snapshot;

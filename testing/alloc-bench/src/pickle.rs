@@ -18,7 +18,7 @@ const LOOKED_AT: usize = 256;
 
 /// The reason why a pickle is not read. The display is one line with the place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PickleError {
+pub(crate) struct PickleError {
     at: u64,
     what: String,
 }
@@ -59,18 +59,8 @@ enum Found {
 /// values keep their place and lose their content.
 ///
 /// Values that the file shares are shared here, so a list may contain itself.
-///
-/// ```
-/// // pickle.dumps({"size": [1, 2], "name": "x"}, protocol=0)
-/// let file = b"(dp0\nVsize\np1\n(lp2\nI1\naI2\nasVname\np3\nVx\np4\ns.";
-/// let pickle = leasehold_input::Pickle::read(&file[..], &["size"])?;
-/// let sizes = pickle.root().get("size").expect("an entry");
-/// assert_eq!(sizes.items().filter_map(|n| n.number()).sum::<u64>(), 3);
-/// assert!(pickle.root().get("name").is_none(), "no word of the caller");
-/// # Ok::<(), leasehold_input::PickleError>(())
-/// ```
 #[derive(Debug)]
-pub struct Pickle {
+pub(crate) struct Pickle {
     words: &'static [&'static str],
     /// The numbers of more than 32 bits.
     numbers: Vec<u64>,
@@ -91,7 +81,10 @@ impl Pickle {
     /// # Errors
     /// The place and the reason: a class, a function or another object that is no plain data;
     /// damage; too much of anything; the input's own error.
-    pub fn read(input: impl Read, words: &'static [&'static str]) -> Result<Pickle, PickleError> {
+    pub(crate) fn read(
+        input: impl Read,
+        words: &'static [&'static str],
+    ) -> Result<Pickle, PickleError> {
         Self::read_within(input, words, BYTES, MEMORY)
     }
 
@@ -127,14 +120,14 @@ impl Pickle {
 
     /// The value of the pickle.
     #[must_use]
-    pub fn root(&self) -> Node<'_> {
+    pub(crate) fn root(&self) -> Node<'_> {
         Node { pickle: self, item: self.root }
     }
 }
 
 /// A value of a [`Pickle`].
 #[derive(Debug, Clone, Copy)]
-pub struct Node<'a> {
+pub(crate) struct Node<'a> {
     pickle: &'a Pickle,
     item: Item,
 }
@@ -143,7 +136,7 @@ impl<'a> Node<'a> {
     /// The value of a key, if this is a dictionary that has it and the key is one of the reader's
     /// words.
     #[must_use]
-    pub fn get(self, key: &str) -> Option<Node<'a>> {
+    pub(crate) fn get(self, key: &str) -> Option<Node<'a>> {
         let Item::Dict(at) = self.item else { return None };
         // The last entry of a key counts.
         let mut entries = self.pickle.dicts[at as usize].iter().rev();
@@ -152,7 +145,7 @@ impl<'a> Node<'a> {
     }
 
     /// The elements of a list, a tuple or a set; nothing of another value.
-    pub fn items(self) -> impl ExactSizeIterator<Item = Node<'a>> {
+    pub(crate) fn items(self) -> impl ExactSizeIterator<Item = Node<'a>> {
         let items: &'a [Item] = match self.item {
             Item::List(at) => &self.pickle.lists[at as usize],
             _ => &[],
@@ -162,13 +155,13 @@ impl<'a> Node<'a> {
 
     /// Returns whether this is a list, a tuple or a set.
     #[must_use]
-    pub fn is_list(self) -> bool {
+    pub(crate) fn is_list(self) -> bool {
         matches!(self.item, Item::List(_))
     }
 
     /// A whole number from 0 on.
     #[must_use]
-    pub fn number(self) -> Option<u64> {
+    pub(crate) fn number(self) -> Option<u64> {
         match self.item {
             Item::Small(n) => Some(n.into()),
             Item::Large(at) => Some(self.pickle.numbers[at as usize]),
@@ -178,7 +171,7 @@ impl<'a> Node<'a> {
 
     /// One of the reader's words.
     #[must_use]
-    pub fn word(self) -> Option<&'static str> {
+    pub(crate) fn word(self) -> Option<&'static str> {
         match self.item {
             Item::Word(word) => Some(self.pickle.words[usize::from(word)]),
             _ => None,
