@@ -20,7 +20,7 @@ pub(crate) const REPLAY: &str = "\
 Examples:
   leasehold replay trace.csv.gz                             costs and memory of a trace
   leasehold replay snapshot.pickle --find-min-budget        the least memory for PyTorch's history
-  leasehold replay trace.csv.gz --peer torch-like           the same beside another allocator
+  leasehold replay trace.csv.gz --peer system               the same on the process's heap
   leasehold replay trace.csv.gz --report memory.html        a page about the memory";
 
 pub(crate) const BENCH: &str = "\

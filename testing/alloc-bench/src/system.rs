@@ -1,7 +1,6 @@
 //! The process's own heap: what an allocation costs where no device is concerned. The memory is
 //! never touched.
 
-use super::Figures;
 use crate::workload::Subject;
 use leasehold_core::Result;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -36,10 +35,10 @@ impl System {
         Self { budget, live: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
-    /// The memory that the heap gave so far. Its driver calls are not counted.
+    /// The most bytes that the heap gave at one time.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        Figures { reserved_peak: self.peak.load(Ordering::Relaxed), ..Figures::default() }
+    pub fn reserved_peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
     }
 }
 
@@ -72,5 +71,29 @@ impl Subject for System {
         self.live.fetch_sub(block.bytes, Ordering::Relaxed);
         // SAFETY: given by `alloc` with this layout.
         unsafe { std::alloc::dealloc(block.at, block.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Workload;
+
+    #[test]
+    fn the_heap_counts_what_it_gives_and_bears_the_workloads() {
+        let s = System::counting(1 << 20);
+        let a = s.alloc(&(), 1000).expect("memory");
+        assert!(s.reserved_peak() >= 1000);
+        assert!(s.alloc(&(), 1 << 20).is_none(), "over its budget");
+        s.free(&(), a);
+        for (what, workload) in Workload::all() {
+            if matches!(workload, Workload::Random { live, .. } if live > 1000) {
+                continue;
+            }
+            for threads in [1, 2] {
+                let sample = workload.run(&System::counting(u64::MAX), threads, 1000);
+                assert!(sample.expect("streams").is_some(), "{what}");
+            }
+        }
     }
 }

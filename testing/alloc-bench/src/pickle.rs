@@ -18,7 +18,7 @@ const LOOKED_AT: usize = 256;
 
 /// The reason why a pickle is not read. The display is one line with the place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PickleError {
+pub(crate) struct PickleError {
     at: u64,
     what: String,
 }
@@ -59,18 +59,8 @@ enum Found {
 /// values keep their place and lose their content.
 ///
 /// Values that the file shares are shared here, so a list may contain itself.
-///
-/// ```
-/// // pickle.dumps({"size": [1, 2], "name": "x"}, protocol=0)
-/// let file = b"(dp0\nVsize\np1\n(lp2\nI1\naI2\nasVname\np3\nVx\np4\ns.";
-/// let pickle = leasehold_input::Pickle::read(&file[..], &["size"])?;
-/// let sizes = pickle.root().get("size").expect("an entry");
-/// assert_eq!(sizes.items().filter_map(|n| n.number()).sum::<u64>(), 3);
-/// assert!(pickle.root().get("name").is_none(), "no word of the caller");
-/// # Ok::<(), leasehold_input::PickleError>(())
-/// ```
 #[derive(Debug)]
-pub struct Pickle {
+pub(crate) struct Pickle {
     words: &'static [&'static str],
     /// The numbers of more than 32 bits.
     numbers: Vec<u64>,
@@ -91,7 +81,10 @@ impl Pickle {
     /// # Errors
     /// The place and the reason: a class, a function or another object that is no plain data;
     /// damage; too much of anything; the input's own error.
-    pub fn read(input: impl Read, words: &'static [&'static str]) -> Result<Pickle, PickleError> {
+    pub(crate) fn read(
+        input: impl Read,
+        words: &'static [&'static str],
+    ) -> Result<Pickle, PickleError> {
         Self::read_within(input, words, BYTES, MEMORY)
     }
 
@@ -127,14 +120,14 @@ impl Pickle {
 
     /// The value of the pickle.
     #[must_use]
-    pub fn root(&self) -> Node<'_> {
+    pub(crate) fn root(&self) -> Node<'_> {
         Node { pickle: self, item: self.root }
     }
 }
 
 /// A value of a [`Pickle`].
 #[derive(Debug, Clone, Copy)]
-pub struct Node<'a> {
+pub(crate) struct Node<'a> {
     pickle: &'a Pickle,
     item: Item,
 }
@@ -143,7 +136,7 @@ impl<'a> Node<'a> {
     /// The value of a key, if this is a dictionary that has it and the key is one of the reader's
     /// words.
     #[must_use]
-    pub fn get(self, key: &str) -> Option<Node<'a>> {
+    pub(crate) fn get(self, key: &str) -> Option<Node<'a>> {
         let Item::Dict(at) = self.item else { return None };
         // The last entry of a key counts.
         let mut entries = self.pickle.dicts[at as usize].iter().rev();
@@ -152,7 +145,7 @@ impl<'a> Node<'a> {
     }
 
     /// The elements of a list, a tuple or a set; nothing of another value.
-    pub fn items(self) -> impl ExactSizeIterator<Item = Node<'a>> {
+    pub(crate) fn items(self) -> impl ExactSizeIterator<Item = Node<'a>> {
         let items: &'a [Item] = match self.item {
             Item::List(at) => &self.pickle.lists[at as usize],
             _ => &[],
@@ -162,13 +155,13 @@ impl<'a> Node<'a> {
 
     /// Returns whether this is a list, a tuple or a set.
     #[must_use]
-    pub fn is_list(self) -> bool {
+    pub(crate) fn is_list(self) -> bool {
         matches!(self.item, Item::List(_))
     }
 
     /// A whole number from 0 on.
     #[must_use]
-    pub fn number(self) -> Option<u64> {
+    pub(crate) fn number(self) -> Option<u64> {
         match self.item {
             Item::Small(n) => Some(n.into()),
             Item::Large(at) => Some(self.pickle.numbers[at as usize]),
@@ -178,7 +171,7 @@ impl<'a> Node<'a> {
 
     /// One of the reader's words.
     #[must_use]
-    pub fn word(self) -> Option<&'static str> {
+    pub(crate) fn word(self) -> Option<&'static str> {
         match self.item {
             Item::Word(word) => Some(self.pickle.words[usize::from(word)]),
             _ => None,
@@ -237,71 +230,9 @@ impl<R: Read> Reader<R> {
                     let item = self.top()?;
                     self.push(item)?;
                 }
-                // Numbers.
-                b'I' | b'L' => {
-                    let line = self.line()?;
-                    let text = std::str::from_utf8(line).unwrap_or_default().trim();
-                    let found = match text.strip_suffix('L').unwrap_or(text) {
-                        // Truth values of the first protocols.
-                        "00" | "01" if op == b'I' => Found::Other,
-                        _ if line.len() > LOOKED_AT => Found::Other,
-                        text => match text.parse::<i128>() {
-                            Ok(n) => u64::try_from(n).map_or(Found::Other, Found::Number),
-                            Err(e) if is_wide(e.kind()) => Found::Other,
-                            Err(_) => return Err("no number".into()),
-                        },
-                    };
-                    self.keep(found)?;
-                }
-                b'J' => {
-                    let n = i32::from_le_bytes(self.array()?);
-                    self.push(u32::try_from(n).map_or(Item::Other, Item::Small))?;
-                }
-                b'K' => {
-                    let [n] = self.array()?;
-                    self.push(Item::Small(n.into()))?;
-                }
-                b'M' => {
-                    let n = u16::from_le_bytes(self.array()?);
-                    self.push(Item::Small(n.into()))?;
-                }
-                0x8A | 0x8B => {
-                    let bytes =
-                        if op == 0x8A { self.length::<1>()? } else { self.signed_length()? };
-                    let found = self.text(bytes, number)?;
-                    self.keep(found)?;
-                }
-                b'F' => {
-                    self.line()?;
-                    self.push(Item::Other)?;
-                }
-                b'G' => {
-                    self.skip(8)?;
-                    self.push(Item::Other)?;
-                }
                 b'N' | 0x88 | 0x89 => self.push(Item::Other)?,
-                // Texts and bytes.
-                b'V' | b'S' => {
-                    let words = self.pickle.words;
-                    let line = self.line()?;
-                    let text = match op {
-                        b'V' => line,
-                        _ => unquoted(line).ok_or("a text without its quotes")?,
-                    };
-                    let found = word(words, text);
-                    self.keep(found)?;
-                }
-                b'X' | 0x8C | 0x8D | b'U' | b'T' => {
-                    let bytes = match op {
-                        b'X' => self.length::<4>()?,
-                        0x8D => self.length::<8>()?,
-                        b'T' => self.signed_length()?,
-                        _ => self.length::<1>()?,
-                    };
-                    let words = self.pickle.words;
-                    let found = self.text(bytes, |text| word(words, text))?;
-                    self.keep(found)?;
-                }
+                b'I' | b'L' | b'J' | b'K' | b'M' | 0x8A | 0x8B | b'F' | b'G' => self.number(op)?,
+                b'V' | b'S' | b'X' | 0x8C | 0x8D | b'U' | b'T' => self.words(op)?,
                 b'B' | b'C' | 0x8E | 0x96 => {
                     let bytes = match op {
                         b'B' => self.length::<4>()?,
@@ -311,68 +242,11 @@ impl<R: Read> Reader<R> {
                     self.skip(bytes)?;
                     self.push(Item::Other)?;
                 }
-                // Lists, tuples and sets.
-                b']' | b')' | 0x8F => {
-                    let list = self.list(0..0)?;
-                    self.push(list)?;
+                b']' | b')' | 0x8F | b'l' | b't' | 0x91 | 0x85..=0x87 | b'a' | b'e' | 0x90 => {
+                    self.sequence(op)?;
                 }
-                b'l' | b't' | 0x91 => {
-                    let from = self.mark()?;
-                    self.gather(from)?;
-                }
-                0x85..=0x87 => {
-                    let from = self.stack.len().checked_sub(usize::from(op - 0x84));
-                    self.gather(from.filter(|&from| from >= self.floor()).ok_or(EMPTY)?)?;
-                }
-                b'a' => {
-                    let from = self.stack.len().checked_sub(1).ok_or(EMPTY)?;
-                    self.append(from)?;
-                }
-                b'e' | 0x90 => {
-                    let from = self.mark()?;
-                    self.append(from)?;
-                }
-                // Dictionaries.
-                b'}' => {
-                    let dict = self.dict()?;
-                    self.push(dict)?;
-                }
-                b'd' => {
-                    let from = self.mark()?;
-                    let dict = self.dict()?;
-                    self.take(size_of::<Item>())?;
-                    self.stack.insert(from, dict);
-                    self.set(from + 1)?;
-                }
-                b's' => {
-                    let from = self.stack.len().checked_sub(2).ok_or(EMPTY)?;
-                    self.set(from)?;
-                }
-                b'u' => {
-                    let from = self.mark()?;
-                    self.set(from)?;
-                }
-                // The memo.
-                b'p' | b'q' | b'r' | 0x94 => {
-                    let at = match op {
-                        b'p' => self.index()?,
-                        b'q' => self.length::<1>()?,
-                        b'r' => self.length::<4>()?,
-                        _ => self.memo.len() as u64,
-                    };
-                    self.take(2 * size_of::<(u32, Item)>())?;
-                    let at = u32::try_from(at).map_err(|_| "the memo is too large")?;
-                    self.memo.insert(at, self.top()?);
-                }
-                b'g' | b'h' | b'j' => {
-                    let at = match op {
-                        b'g' => self.index()?,
-                        b'h' => self.length::<1>()?,
-                        _ => self.length::<4>()?,
-                    };
-                    let item = u32::try_from(at).ok().and_then(|at| self.memo.get(&at).copied());
-                    self.push(item.ok_or_else(|| format!("the memo has no value {at}"))?)?;
-                }
+                b'}' | b'd' | b's' | b'u' => self.dictionary(op)?,
+                b'p' | b'q' | b'r' | 0x94 | b'g' | b'h' | b'j' => self.memo(op)?,
                 // The form of the file.
                 0x80 => {
                     let [protocol] = self.array()?;
@@ -384,6 +258,161 @@ impl<R: Read> Reader<R> {
                 _ => return Err(refused(op)),
             }
         }
+    }
+
+    /// A number.
+    fn number(&mut self, op: u8) -> Step {
+        match op {
+            b'I' | b'L' => {
+                let line = self.line()?;
+                let text = std::str::from_utf8(line).unwrap_or_default().trim();
+                let found = match text.strip_suffix('L').unwrap_or(text) {
+                    // Truth values of the first protocols.
+                    "00" | "01" if op == b'I' => Found::Other,
+                    _ if line.len() > LOOKED_AT => Found::Other,
+                    text => match text.parse::<i128>() {
+                        Ok(n) => u64::try_from(n).map_or(Found::Other, Found::Number),
+                        Err(e) if is_wide(e.kind()) => Found::Other,
+                        Err(_) => return Err("no number".into()),
+                    },
+                };
+                self.keep(found)?;
+            }
+            b'J' => {
+                let n = i32::from_le_bytes(self.array()?);
+                self.push(u32::try_from(n).map_or(Item::Other, Item::Small))?;
+            }
+            b'K' => {
+                let [n] = self.array()?;
+                self.push(Item::Small(n.into()))?;
+            }
+            b'M' => {
+                let n = u16::from_le_bytes(self.array()?);
+                self.push(Item::Small(n.into()))?;
+            }
+            0x8A | 0x8B => {
+                let bytes = if op == 0x8A { self.length::<1>()? } else { self.signed_length()? };
+                let found = self.text(bytes, number)?;
+                self.keep(found)?;
+            }
+            b'F' => {
+                self.line()?;
+                self.push(Item::Other)?;
+            }
+            _ => {
+                self.skip(8)?;
+                self.push(Item::Other)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A text.
+    fn words(&mut self, op: u8) -> Step {
+        match op {
+            b'V' | b'S' => {
+                let words = self.pickle.words;
+                let line = self.line()?;
+                let text = match op {
+                    b'V' => line,
+                    _ => unquoted(line).ok_or("a text without its quotes")?,
+                };
+                let found = word(words, text);
+                self.keep(found)?;
+            }
+            _ => {
+                let bytes = match op {
+                    b'X' => self.length::<4>()?,
+                    0x8D => self.length::<8>()?,
+                    b'T' => self.signed_length()?,
+                    _ => self.length::<1>()?,
+                };
+                let words = self.pickle.words;
+                let found = self.text(bytes, |text| word(words, text))?;
+                self.keep(found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A list, a tuple or a set: an empty one, one of what is on the stack, or more elements.
+    fn sequence(&mut self, op: u8) -> Step {
+        match op {
+            b']' | b')' | 0x8F => {
+                let list = self.list(0..0)?;
+                self.push(list)?;
+            }
+            b'l' | b't' | 0x91 => {
+                let from = self.mark()?;
+                self.gather(from)?;
+            }
+            0x85..=0x87 => {
+                let from = self.stack.len().checked_sub(usize::from(op - 0x84));
+                self.gather(from.filter(|&from| from >= self.floor()).ok_or(EMPTY)?)?;
+            }
+            b'a' => {
+                let from = self.stack.len().checked_sub(1).ok_or(EMPTY)?;
+                self.append(from)?;
+            }
+            _ => {
+                let from = self.mark()?;
+                self.append(from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A dictionary, or entries of one.
+    fn dictionary(&mut self, op: u8) -> Step {
+        match op {
+            b'}' => {
+                let dict = self.dict()?;
+                self.push(dict)?;
+            }
+            b'd' => {
+                let from = self.mark()?;
+                let dict = self.dict()?;
+                self.take(size_of::<Item>())?;
+                self.stack.insert(from, dict);
+                self.set(from + 1)?;
+            }
+            b's' => {
+                let from = self.stack.len().checked_sub(2).ok_or(EMPTY)?;
+                self.set(from)?;
+            }
+            _ => {
+                let from = self.mark()?;
+                self.set(from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the newest value into the memo, or takes one out.
+    fn memo(&mut self, op: u8) -> Step {
+        match op {
+            b'p' | b'q' | b'r' | 0x94 => {
+                let at = match op {
+                    b'p' => self.index()?,
+                    b'q' => self.length::<1>()?,
+                    b'r' => self.length::<4>()?,
+                    _ => self.memo.len() as u64,
+                };
+                self.take(2 * size_of::<(u32, Item)>())?;
+                let at = u32::try_from(at).map_err(|_| "the memo is too large")?;
+                self.memo.insert(at, self.top()?);
+            }
+            _ => {
+                let at = match op {
+                    b'g' => self.index()?,
+                    b'h' => self.length::<1>()?,
+                    _ => self.length::<4>()?,
+                };
+                let item = u32::try_from(at).ok().and_then(|at| self.memo.get(&at).copied());
+                self.push(item.ok_or_else(|| format!("the memo has no value {at}"))?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes memory.
