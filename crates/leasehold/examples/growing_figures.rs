@@ -9,8 +9,8 @@
 mod timed;
 
 use leasehold::kernel::{Grid, KernelCheck, KernelDesc, KernelSource};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::prelude::*;
-use leasehold::suspend::{Contents, SuspendablePool};
 use leasehold::{Context, GrowingParts};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
@@ -197,7 +197,7 @@ fn main() -> Result<()> {
     runtime.allocator().trim(0)?;
 
     // A pool of parts leaves the device and comes back, under a graph.
-    let pool = SuspendablePool::new(&runtime, "caches")?;
+    let pool = Pool::new(&runtime, "caches", PoolKind::Suspendable)?;
     let each = (mib << 20) / PARTS as u64;
     let (parts, kernel) = (pool.growing_parts(PARTS, each)?, kernel()?);
     let out = runtime.zeros::<u32>(PARTS)?;

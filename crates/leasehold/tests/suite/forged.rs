@@ -5,7 +5,7 @@ use crate::common::*;
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::growing::{Growing, GrowingParts};
-use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{
     Access, Allocator, Buffer, BufferHandle, BufferView, GraphUpdate, Lease, Protection, Runtime,
     View, ops,
@@ -198,7 +198,8 @@ fn all_handles_lead_to_what_was_given_out() {
         for cache in std::iter::once(&cache).chain(&fork) {
             given.extend([cache.view(), cache.limit().view()].map(lease));
         }
-        let pools = ["used", "asleep"].map(|name| SuspendablePool::new(&runtime, name).unwrap());
+        let pools = ["used", "asleep"]
+            .map(|name| Pool::new(&runtime, name, PoolKind::Suspendable).unwrap());
         let grown = pools.each_ref().map(|pool| {
             given.push(pool.alloc(N as u64).unwrap());
             let parts = pool.growing_parts(4, N as u64).unwrap();
@@ -219,9 +220,7 @@ fn all_handles_lead_to_what_was_given_out() {
         }
         pools[0].resume().unwrap();
         #[cfg(target_os = "linux")]
-        given.push(
-            leasehold::share::ShareablePool::new(&runtime, "shared").unwrap().alloc(64).unwrap(),
-        );
+        given.push(Pool::new(&runtime, "shared", PoolKind::Shareable).unwrap().alloc(64).unwrap());
 
         let graph = runtime.record_graph(|recorded| {
             let temporaries = [recorded.alloc(N as u64)?, recorded.alloc(N as u64)?];
@@ -275,7 +274,7 @@ fn all_handles_lead_to_what_was_given_out() {
 fn a_guessed_handle_leads_to_no_copy_of_a_suspension() {
     const ROUNDS: u32 = 100;
     let runtime = runtime();
-    let pool = SuspendablePool::new(&runtime, "pool").unwrap();
+    let pool = Pool::new(&runtime, "pool", PoolKind::Suspendable).unwrap();
     let own: Vec<_> = (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect();
     // The rows that this thread takes next. In each round the copies take them twice.
     let probes: Vec<_> = (0..8).map(|_| runtime.alloc(0).unwrap()).collect();

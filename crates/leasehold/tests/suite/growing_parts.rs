@@ -4,7 +4,7 @@
 use crate::common::*;
 use leasehold::growing::GrowingParts;
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{
     Access, Array, BackendKind, Context, DeviceId, Graph, KernelBase, Result, Runtime, Stream, View,
 };
@@ -176,7 +176,7 @@ fn cuda_and_driver() -> (Runtime, Arc<SimDriver>) {
 /// Parts of a pool that hold the numbers of their blocks, and a graph that reads them.
 struct Pooled {
     runtime: Runtime,
-    pool: SuspendablePool,
+    pool: Pool,
     parts: GrowingParts,
     kernel: KernelBase,
     out: Array<f32>,
@@ -197,7 +197,8 @@ impl Pooled {
             BackendKind::Cpu => KernelSource::Cpu(run_fill),
             _ => KernelSource::Ptx(PTX.into()),
         };
-        let (pool, kernel) = (SuspendablePool::new(runtime, "caches").unwrap(), fill_of(source));
+        let (pool, kernel) =
+            (Pool::new(runtime, "caches", PoolKind::Suspendable).unwrap(), fill_of(source));
         let parts = pool.growing_parts(PARTS, 8 << 20).unwrap();
         let out = runtime.zeros::<f32>(PARTS * 8).unwrap();
         // Recorded without memory.
