@@ -94,7 +94,7 @@ pub use event::{Event, EventFlags};
 #[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
 #[doc(inline)]
-pub use growing::{Growing, GrowingParts};
+pub use growing::Growing;
 #[doc(inline)]
 pub use host_timeline::HostTimeline;
 #[doc(inline)]

@@ -20,7 +20,7 @@ mod segments;
 pub use memory::{PoolKind, PoolMemory};
 
 use crate::array::Array;
-use crate::growing::{Growing, GrowingParts, Source};
+use crate::growing::{Growing, Source, blocks};
 use crate::runtime::{Runtime, RuntimeInner, pending};
 use crate::share::{Export, SharedBlock};
 use crate::stream::{PoolTurn, in_submission, is_suspended};
@@ -153,17 +153,10 @@ struct Block<B> {
     _turn: Option<Arc<PoolTurn>>,
 }
 
-/// A growing block of a pool.
-struct GrowingBlock {
-    pool: Arc<Inner>,
-    block: Lease<Buffer>,
-}
-
-impl Source for GrowingBlock {
-    fn with(&self, f: &mut dyn FnMut(&Allocator, &Lease<Buffer>) -> Result<()>) -> Result<()> {
-        let _state = self.pool.with_all()?;
-        let runtime = Runtime::from_inner(self.pool.runtime.clone());
-        with_memory(&runtime, || f(&self.pool.allocator, &self.block))
+impl Source for Arc<Inner> {
+    fn with(&self, f: &mut dyn FnMut(&Allocator) -> Result<()>) -> Result<()> {
+        let _state = self.with_all()?;
+        with_memory(&Runtime::from_inner(self.runtime.clone()), || f(&self.allocator))
     }
 }
 
@@ -282,38 +275,24 @@ impl Pool {
     /// `Suspended` while the pool is suspended; `Unsupported` for a shareable one; as
     /// [`Growing::new`].
     pub fn growing<T>(&self, most: usize) -> Result<Growing<T>> {
+        self.growing_parts(1, most)
+    }
+
+    /// As [`growing`](Self::growing), with `count` parts of at most `most` values each.
+    ///
+    /// # Errors
+    /// As [`growing`](Self::growing) and [`Growing::with_parts`].
+    pub fn growing_parts<T>(&self, count: usize, most: usize) -> Result<Growing<T>> {
         let inner = &*self.0;
         let _state = inner.with_all()?;
         inner.turn()?;
         let (runtime, bytes) = (self.runtime(), Array::<T>::bytes_of(most)?);
-        let block = with_memory(&runtime, || inner.allocator.growing(bytes))?;
-        let keep = Block { _block: block.clone(), _turn: inner.turn.clone() };
-        // SAFETY: the block is this call's, and nobody else's while the import keeps it.
-        let buffer = unsafe { runtime.allocator().import_growing(&block, Box::new(keep)) }?;
-        self.note(&buffer, None);
-        let source = GrowingBlock { pool: self.0.clone(), block };
-        Growing::over(&runtime, most, buffer, Some(Box::new(source)))
-    }
-
-    /// Growing parts of the pool's memory: `count` of at most `most` bytes each. As
-    /// [`GrowingParts::new`]; their memory goes and comes back with the pool's.
-    ///
-    /// # Errors
-    /// `Suspended` while the pool is suspended; `Unsupported` for a shareable one; as
-    /// [`GrowingParts::new`].
-    pub fn growing_parts(&self, count: usize, most: u64) -> Result<GrowingParts> {
-        let inner = &*self.0;
-        let _state = inner.with_all()?;
-        inner.turn()?;
-        let (runtime, memory) = (self.runtime(), &inner.allocator);
-        let parts: Parts = with_memory(&runtime, || memory.growing_parts(count, most))?.into();
-        let each = most.next_multiple_of(memory.caps().granule);
+        let (parts, each) = with_memory(&runtime, || blocks(&inner.allocator, count, bytes))?;
         let keep = Block { _block: parts.clone(), _turn: inner.turn.clone() };
         // SAFETY: the parts are this call's, and nobody else's while the import keeps them.
         let buffer = unsafe { runtime.allocator().import_growing(&parts[0], Box::new(keep)) }?;
         self.note(&buffer, Some(Arc::downgrade(&parts)));
-        let source = GrowingBlock { pool: self.0.clone(), block: parts[0].clone() };
-        GrowingParts::over(&runtime, parts, each, buffer, Some(Box::new(source)))
+        Growing::over(&runtime, parts, each, buffer, Some(Box::new(self.0.clone())))
     }
 
     /// Notes a buffer of a suspendable pool that may be held.
