@@ -7,7 +7,7 @@ use crate::comm::Comm;
 use crate::window::{Part, Windows};
 use leasehold::backend::sync::atomic::Ordering;
 use leasehold::backend::sync::{Arc, thread};
-use leasehold::{Error, Result, ShareablePool};
+use leasehold::{Error, Pool, Result};
 use std::fmt;
 use std::sync::mpsc;
 
@@ -34,9 +34,9 @@ impl fmt::Debug for Registration {
 }
 
 impl Comm {
-    /// Registers the memory that a pool has now. All ranks call it, in the same order, with pools
-    /// that have segments of the same sizes. Blocks until all have, within the communicator's
-    /// limit.
+    /// Registers the memory that a shareable pool has now. All ranks call it, in the same order,
+    /// with pools that have segments of the same sizes. Blocks until all have, within the
+    /// communicator's limit.
     ///
     /// Recorded all_reduces, all_gathers and reduce_scatters of up to 16 KiB use the registered
     /// memory directly, where all ranks' buffers lie at the same offsets of it and the library has
@@ -52,7 +52,7 @@ impl Comm {
     /// segments differ between ranks; `Unsupported` for a library without windows: that of ranks on
     /// the CPU, and NCCL before 2.27; `Recording` for a recording's runtime; the communicator's
     /// failure; `Timeout` and `PeerLost` for a rank that does not come; the library's own.
-    pub fn register(&self, pool: &ShareablePool) -> Result<Registration> {
+    pub fn register(&self, pool: &Pool) -> Result<Registration> {
         let (core, runtime, registered) = self.for_registration()?;
         let foreign = (!pool.runtime().same(runtime)).then(|| {
             format!(
@@ -90,7 +90,7 @@ impl Comm {
         }
         if segments.is_empty() {
             return Err(Error::invalid(format!(
-                "pool {} has no memory to register yet; allocate its buffers first",
+                "pool {} has no memory to register yet; allocate buffers of a shareable pool first",
                 pool.name()
             )));
         }

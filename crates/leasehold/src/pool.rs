@@ -1,4 +1,4 @@
-//! Pools whose memory leaves the device and comes back at the same addresses.
+//! Pools: memory beside the runtime's own, which can leave the device or which others may map.
 //!
 //! # Protocol
 //! A buffer of a pool is an import of the runtime's allocator: whatever takes a buffer of the
@@ -15,19 +15,20 @@
 //! The state's lock is taken first, and held across all of this. An allocation shares it.
 
 mod memory;
+mod segments;
 
-pub use memory::SuspendableMemory;
+pub use memory::{PoolKind, PoolMemory};
 
 use crate::array::Array;
-use crate::growing::{Growing, GrowingParts, Source};
-use crate::runtime::{Runtime, RuntimeInner};
+use crate::growing::{Growing, Source, blocks};
+use crate::runtime::{Runtime, RuntimeInner, pending};
+use crate::share::{Export, SharedBlock};
 use crate::stream::{PoolTurn, in_submission, is_suspended};
-use leasehold_alloc::{
-    Allocator, AllocatorConfig, Buffer, Layout, On, Protection, SharedBudget, SuspendableBacking,
-};
-use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, Result, Timepoint, WeakLease};
-use leasehold_hal::MemoryKind;
+use crate::view::BufferView;
+use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Protection, SharedBudget};
+use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use leasehold_core::{Error, Lease, Result, WeakLease};
+use leasehold_hal::SharedSegment;
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -44,7 +45,7 @@ pub enum Contents {
 /// The state of a pool in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct SuspendableStats {
+pub struct PoolUsage {
     /// Buffers whose memory is the pool's: those that are held, and dropped ones whose last use was
     /// not known to be over yet.
     pub live: u64,
@@ -56,26 +57,30 @@ pub struct SuspendableStats {
     pub limit: u64,
     /// Bytes of pinned host memory with the contents of a suspended pool.
     pub saved: u64,
+    /// Segments that a shareable pool has now (count).
+    pub segments: u64,
 }
 
-/// Device memory that can be given back to the device as a whole, and taken again at the same
-/// addresses: for the weights of a model that is idle. Clones are the same pool; `Send + Sync`.
+/// Device memory beside the runtime's own, [suspendable](PoolKind::Suspendable) or
+/// [shareable](PoolKind::Shareable). Its buffers are buffers of the runtime, and the pool lives on
+/// in them. Clones are the same pool; `Send + Sync`.
 ///
-/// Its buffers are buffers of the runtime. While the pool is suspended, whatever would use one is
-/// refused with [`Error::Suspended`] and changes nothing: copies, fills, sessions, launches of
-/// graphs. After [`resume`](Self::resume) all works again, also graphs that were recorded before.
-/// Work without such a buffer goes on meanwhile. A buffer that is dropped meanwhile is freed by the
-/// resumption, or with the pool.
-///
-/// A pool lives on in its buffers. If its last clone is dropped while it is suspended, the contents
-/// are lost, and buffers that are still held are refused for good.
+/// # A suspendable pool
+/// Its memory goes back to the device as a whole, and comes back at the same addresses: for the
+/// weights of a model that is idle. While the pool is suspended, whatever would use one of its
+/// buffers is refused with [`Error::Suspended`] and changes nothing: copies, fills, sessions,
+/// launches of graphs. After [`resume`](Self::resume) all works again, also graphs that were
+/// recorded before. Work without such a buffer goes on meanwhile. A buffer that is dropped
+/// meanwhile is freed by the resumption, or with the pool. If the last clone of the pool is dropped
+/// while it is suspended, the contents are lost, and buffers that are still held are refused for
+/// good.
 ///
 /// ```
+/// use leasehold::pool::{Contents, Pool, PoolKind};
 /// use leasehold::prelude::*;
-/// use leasehold::suspend::{Contents, SuspendablePool};
 /// # fn main() -> Result<()> {
 /// let runtime = Runtime::open(DeviceId::cpu(0))?;
-/// let pool = SuspendablePool::new(&runtime, "weights")?;
+/// let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable)?;
 /// let (weights, y) = (pool.alloc(12)?, runtime.alloc(12)?);
 /// runtime.stream().upload(weights.view(), &[1u32, 2, 3])?;
 /// let graph = runtime.record_graph(|r| r.stream().copy(y.view(), weights.view()))?;
@@ -90,23 +95,30 @@ pub struct SuspendableStats {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// # A shareable pool
+/// Other processes may map its memory, and the libraries of collectives: the module
+/// [`share`](crate::share) says how. Its segments neither move nor go while somebody needs them. So
+/// it is worth its price only for what is shared: ordinary memory is moved to where it is needed,
+/// and is never passed on.
 #[derive(Clone)]
-pub struct SuspendablePool(Arc<Inner>);
+pub struct Pool(Arc<Inner>);
 
 /// The order of the fields is that of their end.
 struct Inner {
     name: Arc<str>,
     state: RwLock<State>,
-    /// All buffers that may be held.
+    /// All buffers of a suspendable pool that may be held.
     buffers: Mutex<Vec<Noted>>,
-    turn: Arc<PoolTurn>,
+    /// A suspendable pool's.
+    turn: Option<Arc<PoolTurn>>,
     allocator: Allocator,
     budget: SharedBudget,
     runtime: Arc<RuntimeInner>,
 }
 
 struct State {
-    memory: SuspendableMemory,
+    memory: PoolMemory,
     /// The buffers whose records are locked: all, while the memory is away.
     locked: Vec<Held>,
 }
@@ -138,68 +150,75 @@ impl Held {
 struct Block<B> {
     _block: B,
     /// The record of a buffer may be locked for as long as somebody holds the buffer.
-    _turn: Arc<PoolTurn>,
+    _turn: Option<Arc<PoolTurn>>,
 }
 
-/// A growing block of a pool.
-struct GrowingBlock {
-    pool: Arc<Inner>,
-    block: Lease<Buffer>,
-}
-
-impl Source for GrowingBlock {
-    fn with(&self, f: &mut dyn FnMut(&Allocator, &Lease<Buffer>) -> Result<()>) -> Result<()> {
-        let state = self.pool.state.read();
-        if state.memory.is_suspended() {
-            return Err(is_suspended(&self.pool.name));
-        }
-        let runtime = Runtime::from_inner(self.pool.runtime.clone());
-        with_memory(&runtime, || f(&self.pool.allocator, &self.block))
+impl Source for Arc<Inner> {
+    fn with(&self, f: &mut dyn FnMut(&Allocator) -> Result<()>) -> Result<()> {
+        let _state = self.with_all()?;
+        with_memory(&Runtime::from_inner(self.runtime.clone()), || f(&self.allocator))
     }
 }
 
-impl SuspendablePool {
-    /// A pool without memory on the runtime's device. The name is for reports and errors.
+impl State {
+    /// Unlocks the records that a suspension has locked.
+    fn unlock(&mut self, turn: &PoolTurn) {
+        // SAFETY: the records of all these were locked, and their memory is there.
+        self.locked.drain(..).for_each(|held| unsafe { turn.unlock(&held.buffer) });
+    }
+}
+
+impl Inner {
+    /// The state, of a pool that is not suspended.
     ///
     /// # Errors
-    /// `Unsupported` on a device whose memory has no addresses of its own: Metal's, and a CUDA
-    /// driver's without virtual memory management; `OutOfMemory` without timelines; the driver's
-    /// own.
-    pub fn new(runtime: &Runtime, name: &str) -> Result<Self> {
-        let no_addresses = |why: &str| {
+    /// `Suspended` while it is.
+    fn with_all(&self) -> Result<RwLockReadGuard<'_, State>> {
+        let state = self.state.read();
+        if state.memory.is_suspended() { Err(is_suspended(&self.name)) } else { Ok(state) }
+    }
+
+    /// The turn of a suspendable pool.
+    ///
+    /// # Errors
+    /// `Unsupported` for a shareable one.
+    fn turn(&self) -> Result<&PoolTurn> {
+        self.turn.as_deref().ok_or_else(|| {
             Error::Unsupported(
                 format!(
-                    "the memory of {} cannot be suspended: {why}; drop the buffers and make them \
-                     again instead",
-                    runtime.device()
+                    "pool {} is shareable, and what others have mapped cannot leave; make a pool \
+                     of PoolKind::Suspendable",
+                    self.name
                 )
                 .into(),
             )
-        };
+        })
+    }
+}
+
+impl Pool {
+    /// A pool without memory on the runtime's device. The name is for reports and errors.
+    ///
+    /// # Errors
+    /// As [`PoolMemory::new`]; `OutOfMemory` without timelines for a suspendable pool.
+    pub fn new(runtime: &Runtime, name: &str, kind: PoolKind) -> Result<Self> {
         let budget = SharedBudget::new(u64::MAX);
-        let backing = runtime.raw_device().backing(MemoryKind::Device)?;
-        let backing = match SuspendableBacking::new(backing, Some(budget.clone())) {
-            Err(Error::Unsupported(why)) => return Err(no_addresses(&why)),
-            made => made?,
-        };
         let config = AllocatorConfig {
             name: format!("{} {name}", runtime.device()).into(),
             shared_budget: Some(budget.clone()),
             ..AllocatorConfig::default()
         };
-        let allocator = Allocator::new(Box::new(backing.clone()), config)?;
-        if !backing.has_addresses() {
-            return Err(no_addresses("the driver has no addresses to reserve"));
-        }
+        let (memory, allocator) = PoolMemory::new(runtime, kind, config)?;
         let name: Arc<str> = name.into();
+        let turn = match kind {
+            PoolKind::Suspendable => Some(Arc::new(PoolTurn::new(&name)?)),
+            PoolKind::Shareable => None,
+        };
         Ok(Self(Arc::new(Inner {
-            turn: Arc::new(PoolTurn::new(&name)?),
             name,
-            state: RwLock::new(State {
-                memory: SuspendableMemory::new(backing),
-                locked: Vec::new(),
-            }),
+            state: RwLock::new(State { memory, locked: Vec::new() }),
             buffers: Mutex::default(),
+            turn,
             allocator,
             budget,
             runtime: runtime.inner.clone(),
@@ -228,10 +247,7 @@ impl SuspendablePool {
     /// As [`alloc`](Self::alloc); `InvalidArgument` for an alignment that is no power of two.
     pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let inner = &*self.0;
-        let state = inner.state.read();
-        if state.memory.is_suspended() {
-            return Err(is_suspended(&inner.name));
-        }
+        let _state = inner.with_all()?;
         let runtime = self.runtime();
         if layout.size == 0 {
             return runtime.alloc_layout(layout);
@@ -256,47 +272,34 @@ impl SuspendablePool {
     /// memory goes and comes back with the pool's.
     ///
     /// # Errors
-    /// `Suspended` while the pool is suspended; as [`Growing::new`].
+    /// `Suspended` while the pool is suspended; `Unsupported` for a shareable one; as
+    /// [`Growing::new`].
     pub fn growing<T>(&self, most: usize) -> Result<Growing<T>> {
-        let inner = &*self.0;
-        let state = inner.state.read();
-        if state.memory.is_suspended() {
-            return Err(is_suspended(&inner.name));
-        }
-        let (runtime, bytes) = (self.runtime(), Array::<T>::bytes_of(most)?);
-        let block = with_memory(&runtime, || inner.allocator.growing(bytes))?;
-        let keep = Block { _block: block.clone(), _turn: inner.turn.clone() };
-        // SAFETY: the block is this call's, and nobody else's while the import keeps it.
-        let buffer = unsafe { runtime.allocator().import_growing(&block, Box::new(keep)) }?;
-        self.note(&buffer, None);
-        let source = GrowingBlock { pool: self.0.clone(), block };
-        Growing::over(&runtime, most, buffer, Some(Box::new(source)))
+        self.growing_parts(1, most)
     }
 
-    /// Growing parts of the pool's memory: `count` of at most `most` bytes each. As
-    /// [`GrowingParts::new`]; their memory goes and comes back with the pool's.
+    /// As [`growing`](Self::growing), with `count` parts of at most `most` values each.
     ///
     /// # Errors
-    /// `Suspended` while the pool is suspended; as [`GrowingParts::new`].
-    pub fn growing_parts(&self, count: usize, most: u64) -> Result<GrowingParts> {
+    /// As [`growing`](Self::growing) and [`Growing::with_parts`].
+    pub fn growing_parts<T>(&self, count: usize, most: usize) -> Result<Growing<T>> {
         let inner = &*self.0;
-        let state = inner.state.read();
-        if state.memory.is_suspended() {
-            return Err(is_suspended(&inner.name));
-        }
-        let (runtime, memory) = (self.runtime(), &inner.allocator);
-        let parts: Parts = with_memory(&runtime, || memory.growing_parts(count, most))?.into();
-        let each = most.next_multiple_of(memory.caps().granule);
+        let _state = inner.with_all()?;
+        inner.turn()?;
+        let (runtime, bytes) = (self.runtime(), Array::<T>::bytes_of(most)?);
+        let (parts, each) = with_memory(&runtime, || blocks(&inner.allocator, count, bytes))?;
         let keep = Block { _block: parts.clone(), _turn: inner.turn.clone() };
         // SAFETY: the parts are this call's, and nobody else's while the import keeps them.
         let buffer = unsafe { runtime.allocator().import_growing(&parts[0], Box::new(keep)) }?;
         self.note(&buffer, Some(Arc::downgrade(&parts)));
-        let source = GrowingBlock { pool: self.0.clone(), block: parts[0].clone() };
-        GrowingParts::over(&runtime, parts, each, buffer, Some(Box::new(source)))
+        Growing::over(&runtime, parts, each, buffer, Some(Box::new(self.0.clone())))
     }
 
-    /// Notes a buffer that may be held.
+    /// Notes a buffer of a suspendable pool that may be held.
     fn note(&self, buffer: &Lease<Buffer>, parts: Option<Weak<[Lease<Buffer>]>>) {
+        if self.0.turn.is_none() {
+            return;
+        }
         let mut buffers = self.0.buffers.lock();
         if buffers.len() == buffers.capacity() {
             buffers.retain(|b| !matches!(b.buffer.try_upgrade(), Err(Error::StaleHandle { .. })));
@@ -318,16 +321,75 @@ impl SuspendablePool {
 
     /// The pool in numbers. Blocks while a suspension or a resumption goes on.
     #[must_use]
-    pub fn stats(&self) -> SuspendableStats {
+    pub fn stats(&self) -> PoolUsage {
         let (inner, state) = (&*self.0, self.0.state.read());
         let stats = inner.allocator.stats();
-        SuspendableStats {
+        PoolUsage {
             live: stats.live,
             live_bytes: stats.live_bytes,
             reserved: inner.budget.reserved(),
             limit: inner.budget.limit(),
             saved: state.memory.saved_bytes(),
+            segments: state.memory.segments().len() as u64,
         }
+    }
+
+    /// Gives free memory back to the device, until at most `keep` bytes lie free. Returns the bytes
+    /// that went: 0 while the pool is suspended. A segment that somebody has exported or registered
+    /// goes once that is over.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory; the driver's own.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        let state = self.0.state.read();
+        if state.memory.is_suspended() {
+            return Ok(0);
+        }
+        // Buffers that were dropped keep their blocks until somebody looks.
+        self.0.runtime.memory.drain();
+        self.0.allocator.trim(keep)
+    }
+
+    /// The segments that a shareable pool has now, in the order in which they were made, for a
+    /// library that maps memory. A segment stays mapped at its address for as long as somebody
+    /// holds it.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Arc<dyn SharedSegment>> {
+        self.0.state.read().memory.segments()
+    }
+
+    /// Makes a buffer of a shareable pool, or a part of it, ready for another process. The buffer
+    /// is held as long as the export is.
+    ///
+    /// The whole segment of the buffer can be mapped by who gets its descriptor, so it goes to
+    /// processes that are trusted with all of the pool.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a buffer that is not of this pool, for one of a suspendable pool, and
+    /// for one without bytes.
+    ///
+    /// # Safety
+    /// - Whoever gets the descriptor, by [`Export::send`] or [`Export::descriptor`], uses the block
+    ///   only in an order with the uses of this process, and the rest of the segment not at all.
+    pub unsafe fn export(&self, view: BufferView<'_>) -> Result<Export> {
+        let inner = &*self.0;
+        if view.is_empty() {
+            return Err(Error::invalid("a view without bytes has no memory to export"));
+        }
+        let memory = &inner.state.read().memory;
+        let own = inner.runtime.owns(view.buffer());
+        let segment = own.then(|| memory.segment_of(view.addr(), view.len())).flatten();
+        let segment = segment.ok_or_else(|| {
+            Error::invalid(format!(
+                "a buffer of {} bytes is not memory of {} that can be shared; ordinary memory \
+                 cannot be exported: allocate the buffer of a pool of PoolKind::Shareable, and \
+                 copy to it",
+                view.buffer().len(),
+                inner.name
+            ))
+        })?;
+        let block = SharedBlock::of(&self.runtime(), &*segment, view.addr(), view.len());
+        Ok(Export::new(inner.runtime.clone(), view.buffer().clone(), segment, block))
     }
 
     /// Gives all memory of the pool back to the device, and keeps the addresses. Returns the bytes
@@ -339,14 +401,16 @@ impl SuspendablePool {
     /// for the contents, which the runtime's pinned pool then has for the next one.
     ///
     /// # Errors
-    /// `InvalidState` if it is suspended already, and while a buffer of the pool cannot be locked:
-    /// one that a holder has exclusively, or to which no handle leads; `Occupied` in the middle of
-    /// a submission and while this thread has a session open on the default stream; `OutOfMemory`
-    /// without host memory for the contents; the cause of a default stream that has failed;
-    /// `DeviceLost`; the driver's own. The pool is as it was then. If memory went and does not come
-    /// back, the pool is suspended with its contents kept: [`is_suspended`](Self::is_suspended).
+    /// `Unsupported` for a shareable pool; `InvalidState` if it is suspended already, and while a
+    /// buffer of the pool cannot be locked: one that a holder has exclusively, or to which no
+    /// handle leads; `Occupied` in the middle of a submission and while this thread has a session
+    /// open on the default stream; `OutOfMemory` without host memory for the contents; the cause of
+    /// a default stream that has failed; `DeviceLost`; the driver's own. The pool is as it was
+    /// then. If memory went and does not come back, the pool is suspended with its contents kept:
+    /// [`is_suspended`](Self::is_suspended).
     pub fn suspend(&self, contents: Contents) -> Result<u64> {
         let inner = &*self.0;
+        let turn = inner.turn()?;
         if in_submission() {
             return Err(Error::Occupied {
                 resource: "pool (this very thread is in the middle of a submission)",
@@ -356,17 +420,16 @@ impl SuspendablePool {
         if state.memory.is_suspended() {
             return Err(Error::state(format!("pool {} is suspended already", inner.name)));
         }
-        let freed = self.give_away(&mut state, contents);
+        let freed = self.give_away(&mut state, turn, contents);
         if !state.memory.is_suspended() {
-            // SAFETY: the records of all these were locked, and their memory is there.
-            state.locked.drain(..).for_each(|held| unsafe { inner.turn.unlock(&held.buffer) });
+            state.unlock(turn);
         }
         freed
     }
 
     /// Locks the records, and gives the memory away once it is idle. Locked records are in the
     /// state, also after an error.
-    fn give_away(&self, state: &mut State, contents: Contents) -> Result<u64> {
+    fn give_away(&self, state: &mut State, turn: &PoolTurn, contents: Contents) -> Result<u64> {
         let (inner, runtime) = (&*self.0, self.runtime());
         {
             let mut buffers = inner.buffers.lock();
@@ -378,7 +441,7 @@ impl SuspendablePool {
                         // SAFETY: the state's lock is the pool's turn, and each buffer is in the
                         // list once; what a buffer keeps has a share in the turn; this thread
                         // submits nothing now.
-                        unsafe { inner.turn.lock(&buffer) };
+                        unsafe { turn.lock(&buffer) };
                         state.locked.push(Held { buffer, parts });
                         at += 1;
                     }
@@ -469,20 +532,20 @@ impl SuspendablePool {
             .collect();
         inner.allocator.trim(0)?;
         with_memory(&runtime, || state.memory.resume(&runtime))?;
-        // SAFETY: the records of all these were locked, and their memory is there.
-        state.locked.drain(..).for_each(|held| unsafe { inner.turn.unlock(&held.buffer) });
+        state.unlock(inner.turn()?);
         Ok(())
     }
 
     /// The runtime, with what is its default stream now.
-    fn runtime(&self) -> Runtime {
+    #[must_use]
+    pub fn runtime(&self) -> Runtime {
         Runtime::from_inner(self.0.runtime.clone())
     }
 }
 
 /// Takes memory of a pool. If there is none, the runtime's own allocator first gives back what lies
 /// free there.
-pub(crate) fn with_memory<T>(runtime: &Runtime, mut take: impl FnMut() -> Result<T>) -> Result<T> {
+fn with_memory<T>(runtime: &Runtime, mut take: impl FnMut() -> Result<T>) -> Result<T> {
     match take() {
         Err(e) if e.is_out_of_memory() => match runtime.allocator().trim(0) {
             Ok(_) => take(),
@@ -492,15 +555,8 @@ pub(crate) fn with_memory<T>(runtime: &Runtime, mut take: impl FnMut() -> Result
     }
 }
 
-/// The recorded uses of a buffer that may still go on.
-pub(crate) fn pending(buffer: &Buffer) -> Vec<Timepoint> {
-    let mut uses = vec![buffer.write_timepoint()];
-    buffer.for_each_read(|read| uses.push(read));
-    uses.into_iter().filter(|used| !used.has_passed()).filter_map(|used| used.timepoint()).collect()
-}
-
-impl fmt::Debug for SuspendablePool {
+impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SuspendablePool({} on {})", self.0.name, self.0.runtime.id())
+        write!(f, "Pool({} on {})", self.0.name, self.0.runtime.id())
     }
 }

@@ -14,10 +14,6 @@ use leasehold_hal::{SharedSegment, Sharing};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The segments of a pool.
-#[derive(Default)]
-struct Segments(Mutex<Table>);
-
 #[derive(Default)]
 struct Table {
     made: u64,
@@ -25,65 +21,49 @@ struct Table {
     segments: BTreeMap<u64, (u64, Arc<dyn SharedSegment>)>,
 }
 
+/// Whole segments of a device's shareable memory. Clones are one: an allocator gets one, the other
+/// finds its segments.
+#[derive(Clone)]
+pub(super) struct Segments {
+    sharing: Arc<dyn Sharing>,
+    table: Arc<Mutex<Table>>,
+    calls: Arc<AtomicU64>,
+}
+
 impl Segments {
+    /// Segments of the runtime's device.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device whose memory other processes cannot map; the driver's own.
+    pub(super) fn new(runtime: &Runtime) -> Result<Self> {
+        let sharing = runtime.raw_device().sharing()?;
+        Ok(Self { sharing, table: Arc::default(), calls: Arc::default() })
+    }
+
     /// In the order in which they were made.
-    fn all(&self) -> Vec<Arc<dyn SharedSegment>> {
-        let mut all: Vec<_> = self.0.lock().segments.values().cloned().collect();
+    pub(super) fn all(&self) -> Vec<Arc<dyn SharedSegment>> {
+        let mut all: Vec<_> = self.table.lock().segments.values().cloned().collect();
         all.sort_unstable_by_key(|(number, _)| *number);
         all.into_iter().map(|(_, segment)| segment).collect()
     }
 
     /// The segment that holds all of a range.
-    fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
+    pub(super) fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
         let end = addr.checked_add(bytes)?;
-        let table = self.0.lock();
+        let table = self.table.lock();
         let (_, (_, segment)) = table.segments.range(..=addr).next_back()?;
         (end <= segment.addr() + segment.bytes()).then(|| segment.clone())
     }
 }
 
-/// The memory of an allocator that other processes may map: whole segments of a device's shareable
-/// memory. Clones are one: an allocator gets one, the other finds its segments.
-///
-/// For pools of one's own; [`ShareablePool`](super::ShareablePool) is one that safe programs use.
-#[derive(Clone)]
-pub struct ShareableMemory {
-    sharing: Arc<dyn Sharing>,
-    segments: Arc<Segments>,
-    calls: Arc<AtomicU64>,
-}
-
-impl ShareableMemory {
-    /// Memory of the runtime's device.
-    ///
-    /// # Errors
-    /// `Unsupported` on a device whose memory other processes cannot map; the driver's own.
-    pub fn new(runtime: &Runtime) -> Result<Self> {
-        let sharing = runtime.raw_device().sharing()?;
-        Ok(Self { sharing, segments: Arc::default(), calls: Arc::default() })
-    }
-
-    /// The segments that there are, in the order in which they were made.
-    #[must_use]
-    pub fn segments(&self) -> Vec<Arc<dyn SharedSegment>> {
-        self.segments.all()
-    }
-
-    /// The segment that holds all of a range.
-    #[must_use]
-    pub fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
-        self.segments.holding(addr, bytes)
-    }
-}
-
-impl fmt::Debug for ShareableMemory {
+impl fmt::Debug for Segments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ShareableMemory({} segments)", self.segments.all().len())
+        write!(f, "Segments({})", self.table.lock().segments.len())
     }
 }
 
 // SAFETY: each segment is new memory of its own, and is mapped while the table has it.
-unsafe impl Backing for ShareableMemory {
+unsafe impl Backing for Segments {
     fn caps(&self) -> BackingCaps {
         let granule = self.sharing.granule();
         let defaults = BackingCaps::default();
@@ -101,7 +81,7 @@ unsafe impl Backing for ShareableMemory {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let segment = self.sharing.create(bytes)?;
         let chunk = Chunk { addr: segment.addr(), bytes: segment.bytes(), native: 0 };
-        let mut table = self.segments.0.lock();
+        let mut table = self.table.lock();
         table.made += 1;
         let numbered = (table.made, segment);
         table.segments.insert(chunk.addr, numbered);
@@ -110,7 +90,7 @@ unsafe impl Backing for ShareableMemory {
 
     unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let segment = self.segments.0.lock().segments.remove(&chunk.addr);
+        let segment = self.table.lock().segments.remove(&chunk.addr);
         // Without the lock: this may be the last reference, whose end asks the driver.
         drop(segment);
         Ok(())
