@@ -15,9 +15,10 @@ use crate::driver::{self, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
 use crate::line::{Line, Turn};
+use crate::log::Entered;
 use crate::members::Members;
 use crate::native::{self, Native};
-use crate::signature::{Kind, List, Signature};
+use crate::signature::{Class, Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::unfinished::Calls;
@@ -145,7 +146,7 @@ struct Shared {
     line: Arc<Line>,
     registered: Registered,
     /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
-    told: Mutex<HashMap<String, u64>>,
+    told: Mutex<HashMap<Class, u64>>,
 }
 
 impl Drop for Shared {
@@ -313,7 +314,8 @@ impl Comm {
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
         let device = runtime.raw_device().downgrade();
-        let core = Core::new(members.clone(), ops, turn, native, (device, line.serial))?;
+        let (place, checks) = ((device, line.serial), config.check == Check::Each);
+        let core = Core::new(members.clone(), ops, turn, native, place, checks)?;
         let told = Mutex::default();
         let registered = Registered::default();
         let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
@@ -550,6 +552,8 @@ impl Comm {
             };
             planned.push(Planned { signature, src, dst });
         }
+        let checking = core.checking.as_ref().filter(|_| !captured);
+        let _one = checking.map(|_| shared.line.checks.lock());
         let mut entered = Calls::new();
         {
             let mut log = core.log.lock();
@@ -561,7 +565,13 @@ impl Comm {
         let recorded = captured.then(|| planned.clone());
         let placed = if captured { shared.registered.place(core, drafts) } else { None };
         let noted = placed.clone();
-        let submitted = self.check_each(&planned).and_then(|()| {
+        let checked = checking.map_or(Ok(()), |checking| {
+            checking.lock().clone_from(&entered);
+            let checked = self.check_each(&planned, &entered);
+            checking.lock().clear();
+            checked
+        });
+        let submitted = checked.and_then(|()| {
             let own = core.clone();
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
@@ -579,7 +589,7 @@ impl Comm {
             return Err(cause);
         }
         match recorded {
-            None => core.submitted(stream.now(), entered),
+            None => core.submitted(stream.now(), entered, None),
             Some(planned) => {
                 let at = stop::place();
                 planned.into_iter().try_for_each(|Planned { signature, .. }| {
@@ -594,35 +604,25 @@ impl Comm {
         Ok(())
     }
 
-    /// Compares eager calls with those of the other ranks, if that was asked for.
-    fn check_each(&self, planned: &[Planned]) -> Result<()> {
-        let core = self.core();
-        let members = &core.members;
-        if self.shared.config.check != Check::Each {
-            return Ok(());
-        }
-        let eager = || planned.iter().map(|p| &p.signature).filter(|s| !s.captured);
-        // The sequences of this rank's call and of the other side's.
-        let sequences = |s: &Signature| match s.kind {
-            Kind::Send { to } => (format!("each/to{to}"), format!("each/from{}", members.rank)),
-            Kind::Recv { from } => (format!("each/from{from}"), format!("each/to{}", members.rank)),
-            _ => ("each/all".to_owned(), "each/all".to_owned()),
-        };
-        for signature in eager() {
+    /// Compares eager calls with those of the other ranks.
+    fn check_each(&self, planned: &[Planned], entered: &Calls) -> Result<()> {
+        let (core, members) = (self.core(), &self.core().members);
+        let calls = || std::iter::zip(planned, entered).map(|(p, e)| (&p.signature, e));
+        for (signature, Entered { class, seq }) in calls() {
             let text = List::of([signature]).text(usize::MAX);
-            let subject = format!("{}/{}", sequences(signature).0, signature.seq);
-            members.tell(&subject, text.as_bytes())?;
+            members.tell(&format!("each/{class}/{seq}"), text.as_bytes())?;
         }
-        for signature in eager() {
+        for (signature, Entered { class, seq }) in calls() {
             let own = List::of([signature]);
             let what = format!("it has made no call {}", signature.numbered(&members.name));
+            let subject = format!("each/{}/{seq}", class.counterpart(members.rank));
             let others: Vec<u32> = match signature.kind.peer() {
                 Some(peer) => vec![peer],
                 None => members.others().collect(),
             };
             for rank in others {
-                let subject = format!("{}/{}", sequences(signature).1, signature.seq);
-                let theirs = members.hear(&subject, rank, &what)?;
+                let end = || core.failure();
+                let theirs = members.hear_within(&subject, rank, &what, members.limit, end)?;
                 let theirs = List::parse(&theirs);
                 if let Some(cause) = own.difference(members.rank, &theirs, rank, &members.name) {
                     return Err(core.refuse(cause));
@@ -631,12 +631,11 @@ impl Comm {
         }
         // A rank that has told of this group has heard all of the groups before.
         let mut told = self.shared.told.lock();
-        for signature in eager() {
-            let sequence = sequences(signature).0;
-            if !eager().any(|s| sequences(s).0 == sequence && s.seq < signature.seq) {
-                let oldest = told.insert(sequence.clone(), signature.seq).unwrap_or_default();
-                (oldest..signature.seq)
-                    .try_for_each(|seq| members.untell(&format!("{sequence}/{seq}")))?;
+        for (i, Entered { class, seq }) in entered.iter().enumerate() {
+            if entered[..i].iter().all(|before| before.class != *class) {
+                let oldest = told.insert(*class, *seq).unwrap_or_default();
+                (oldest..*seq)
+                    .try_for_each(|seq| members.untell(&format!("each/{class}/{seq}")))?;
             }
         }
         Ok(())

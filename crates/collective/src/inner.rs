@@ -19,9 +19,9 @@ use crate::line::Turn;
 use crate::log::{Entered, Log};
 use crate::members::Members;
 use crate::native::{Done, Native};
-use crate::signature::{Class, Kind, Signature};
+use crate::signature::{Class, Kind, List, Signature};
 use crate::store::Presence;
-use crate::unfinished::{Calls, Unfinished, first_of};
+use crate::unfinished::{Calls, Submission, Unfinished, first_of};
 use crate::watch::{self, Watched, Watching};
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +65,8 @@ pub(crate) struct Core {
     /// The serial of the line that orders its calls.
     pub(crate) line: u64,
     pub(crate) unfinished: Unfinished,
+    /// The calls that the host compares just now; `None` without checks of each call.
+    pub(crate) checking: Option<Mutex<Calls>>,
     failed: Mutex<Failed>,
     /// There is a failure. Set in the lock of `failed`, so a sound communicator's calls take no
     /// lock for it.
@@ -152,6 +154,7 @@ impl Core {
         turn: Option<Arc<Turn>>,
         native: Native,
         (device, line): (WeakLease<dyn Device>, u64),
+        checks: bool,
     ) -> Result<Arc<Self>> {
         let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
             members,
@@ -162,6 +165,7 @@ impl Core {
             device,
             line,
             unfinished: Unfinished::default(),
+            checking: checks.then(Mutex::default),
             failed: Mutex::default(),
             has_failed: AtomicBool::new(false),
             looked: Mutex::default(),
@@ -199,8 +203,8 @@ impl Core {
     }
 
     /// Adds a submission with calls.
-    pub(crate) fn submitted(&self, at: Timepoint, calls: Calls) {
-        self.unfinished.add(at, calls);
+    pub(crate) fn submitted(&self, at: Timepoint, calls: Calls, graph: Option<Arc<List>>) {
+        self.unfinished.add(Submission { at, calls, graph });
         if let Some(cause) = self.ended() {
             self.poison(at, &cause);
         }
@@ -458,6 +462,37 @@ impl Core {
     }
 }
 
+impl Core {
+    /// The ranks of the world that a call of a class needs.
+    fn needed(&self, class: Class) -> Vec<u32> {
+        let world = |rank: u32| self.members.ranks[rank as usize];
+        match class {
+            Class::To(peer) | Class::From(peer) => vec![world(peer)],
+            _ => self.members.others().map(world).collect(),
+        }
+    }
+
+    fn meeting(&self, log: &Log, Entered { class, seq }: Entered, order: &str) -> Meeting {
+        let Members { key, name, rank, .. } = &*self.members;
+        let call = [class, class.counterpart(*rank)].map(|c| format!("{key} {order}{c} {seq}"));
+        let shown = log.shown(name, Entered { class, seq });
+        Meeting { at: 0, call, ranks: self.needed(class), shown }
+    }
+
+    /// The calls of a launch, which has a number among those of the communicator.
+    fn meetings_of_launch(&self, graph: &List, launch: u64) -> Vec<Meeting> {
+        let Members { key, name, rank, .. } = &*self.members;
+        let meeting = |(at, class, seq, shown): (u64, Class, u64, &str)| Meeting {
+            at,
+            call: [class, class.counterpart(*rank)]
+                .map(|class| format!("{key} {} {launch} {class} {seq}", Class::Launches)),
+            ranks: self.needed(class),
+            shown: format!("{name} recorded #{seq} {shown} of launch {launch}"),
+        };
+        graph.calls().map(meeting).collect()
+    }
+}
+
 impl Watched for Core {
     fn look(&self, now: Instant) {
         if self.ended().is_some() {
@@ -486,44 +521,44 @@ impl Watched for Core {
         self.end(Error::PeerLost { rank: own as u32, why: why.to_owned().into() }, Others::Know);
     }
 
-    fn standing(&self, ask: bool) -> Option<Standing> {
+    fn standing(&self, ask: bool) -> Vec<Standing> {
         if self.ended().is_some() {
-            return None;
+            return Vec::new();
         }
         // In this order: a call that is over between the two counts as over.
         let waiting = self.unfinished.with_calls();
-        let first = first_of(waiting.iter().map(|(at, _)| *at));
-        if ask && !first.iter().copied().all(waits) {
-            return None;
-        }
-        let (members, log) = (&self.members, self.log.lock());
+        let first = first_of(waiting.iter().map(|submission| submission.at));
+        let (key, log) = (&self.members.key, self.log.lock());
         let mut over = log.numbers();
-        for call in waiting.iter().flat_map(|(_, calls)| calls) {
+        let checks = self.checking.as_ref().map(|checking| {
+            let numbered = |call: &Entered| (format!("{key} each/{}", call.class), call.seq);
+            let calls: Calls = checking.lock().clone();
+            let meetings = calls.iter().map(|call| self.meeting(&log, *call, "each/")).collect();
+            let ready = calls.first().map(|call| ((u16::MAX, call.seq), meetings));
+            let over = over.iter().map(numbered).collect();
+            Standing { order: (self.line, true), over, ready: ready.into_iter().collect() }
+        });
+        if ask && !first.iter().copied().all(waits) {
+            return checks.into_iter().collect();
+        }
+        for call in waiting.iter().flat_map(|submission| &submission.calls) {
             let least = over.iter_mut().find(|known| known.class == call.class);
             least.into_iter().for_each(|known| known.seq = known.seq.min(call.seq));
         }
-        let world = |rank: u32| members.ranks[rank as usize];
-        let meeting = |call: &Entered| Meeting {
-            key: members.key.clone(),
-            class: [call.class, call.class.counterpart(members.rank)].map(|c| c.to_string()),
-            seq: call.seq,
-            ranks: match call.class {
-                Class::To(peer) | Class::From(peer) => vec![world(peer)],
-                _ => members.others().map(world).collect(),
-            },
-            shown: log.shown(&members.name, *call),
-        };
-        let ready = waiting.iter().filter(|(at, _)| first.contains(at) && (!ask || is_ready(*at)));
-        let ready = ready.map(|(at, calls)| {
+        let ready = waiting.iter().filter(|s| first.contains(&s.at) && (!ask || is_ready(s.at)));
+        let ready = ready.map(|Submission { at, calls, graph }| {
             let point = (at.timeline_id().get(), at.value());
-            (point, calls.iter().map(meeting).collect())
+            let meetings = calls.iter().flat_map(|call| match graph {
+                // The device is asked before others are told.
+                Some(graph) if ask => self.meetings_of_launch(graph, call.seq),
+                _ => vec![self.meeting(&log, *call, "")],
+            });
+            (point, meetings.collect())
         });
-        Some(Standing {
-            line: self.line,
-            key: members.key.clone(),
-            over: over.into_iter().map(|call| (call.class.to_string(), call.seq)).collect(),
-            ready: ready.collect(),
-        })
+        let ready = ready.collect();
+        let over = over.into_iter().map(|call| (format!("{key} {}", call.class), call.seq));
+        let submitted = Standing { order: (self.line, false), over: over.collect(), ready };
+        checks.into_iter().chain([submitted]).collect()
     }
 
     fn told(&self, name: &str, word: &str, number: u32, text: &str) {
@@ -618,20 +653,29 @@ fn chain(at: Timepoint) -> String {
     text
 }
 
-/// The communicators whose calls a graph has, and whether some of these are of all ranks.
-pub(crate) struct Launches(pub(crate) Vec<(Weak<Core>, bool)>);
+/// The communicators whose calls a graph has.
+pub(crate) struct Launches(pub(crate) Vec<Launched>);
+
+/// A communicator whose calls a graph has.
+pub(crate) struct Launched {
+    pub(crate) core: Weak<Core>,
+    /// Some are calls of all ranks.
+    pub(crate) of_all: bool,
+    /// The calls, if the graph has those of other communicators too.
+    pub(crate) list: Option<Arc<List>>,
+}
 
 impl LaunchCheck for Launches {
     fn before(&self) -> Result<()> {
         let failure = |core: &Weak<Core>| core.upgrade().and_then(|core| core.failure());
-        self.0.iter().find_map(|(core, _)| failure(core)).map_or(Ok(()), Err)
+        self.0.iter().find_map(|graph| failure(&graph.core)).map_or(Ok(()), Err)
     }
 
     fn launched(&self, at: Timepoint) {
-        for (core, of_all) in &self.0 {
+        for Launched { core, of_all, list } in &self.0 {
             let Some(core) = core.upgrade() else { continue };
             let call = of_all.then(|| core.log.lock().launch());
-            core.submitted(at, call.into_iter().collect());
+            core.submitted(at, call.into_iter().collect(), list.clone());
         }
     }
 }

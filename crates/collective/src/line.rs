@@ -26,6 +26,9 @@ pub(crate) struct Line {
     pub(crate) buffer: Lease<Buffer>,
     /// Distinguishes the lines of a process.
     pub(crate) serial: u64,
+    /// Held from the check of a call that is checked on the host up to its submission. So checks
+    /// have the order that their calls get.
+    pub(crate) checks: Mutex<()>,
     runtime: Runtime,
 }
 
@@ -36,7 +39,7 @@ impl Line {
         let buffer = runtime.alloc(BYTES)?.unlisted()?;
         buffer.set_name("collective line");
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Self { buffer, serial, runtime: runtime.clone() }))
+        Ok(Arc::new(Self { buffer, serial, checks: Mutex::default(), runtime: runtime.clone() }))
     }
 }
 

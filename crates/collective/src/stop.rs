@@ -4,9 +4,9 @@
 //! others a hash of its communicators' calls, and waits for theirs. Ranks that share communicators
 //! also compare the order of calls across these. A launch of the graph costs nothing.
 
-use crate::inner::{Core, Launches};
+use crate::inner::{Core, Launched, Launches};
 use crate::members::Comparison;
-use crate::signature::{List, Signature};
+use crate::signature::{Class, List, Signature};
 use leasehold::Result;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, OnceLock};
@@ -40,8 +40,7 @@ impl StopCheck for RecordingCheck {
     fn check(&self, notes: &[Note]) -> Result<Option<Arc<dyn LaunchCheck>>> {
         let calls: Vec<&Recorded> = notes.iter().filter_map(|n| n.downcast_ref()).collect();
         let recording = calls.iter().map(|call| call.at).min().unwrap_or_default();
-        let mut all: Vec<(Arc<Core>, List)> = Vec::new();
-        let mut launches = Vec::new();
+        let mut all: Vec<(Arc<Core>, Arc<List>)> = Vec::new();
         for call in &calls {
             if all.iter().any(|(core, _)| Weak::ptr_eq(&Arc::downgrade(core), &call.core)) {
                 continue;
@@ -49,9 +48,7 @@ impl StopCheck for RecordingCheck {
             let Some(core) = call.core.upgrade() else { continue };
             let own = calls.iter().filter(|c| Weak::ptr_eq(&c.core, &call.core));
             let own: Vec<_> = own.map(|c| (c.at, &c.signature)).collect();
-            let of_all = own.iter().any(|(_, s)| s.kind.peer().is_none());
-            launches.push((call.core.clone(), of_all));
-            all.push((core, List::of_recording(recording, &own)));
+            all.push((core, Arc::new(List::of_recording(recording, &own))));
         }
         // All are told before any is waited for: ranks may have used the communicators in other
         // orders.
@@ -62,12 +59,18 @@ impl StopCheck for RecordingCheck {
         std::iter::zip(&begun, &all)
             .try_for_each(|(comparison, (_, list))| comparison.end(list))?;
         compare_orders(&begun, &all)?;
-        Ok(Some(Arc::new(Launches(launches))))
+        let several = all.len() > 1;
+        let launched = |(core, list): (Arc<Core>, Arc<List>)| Launched {
+            core: Arc::downgrade(&core),
+            of_all: list.calls().any(|(_, class, ..)| class == Class::All),
+            list: several.then(|| list.clone()),
+        };
+        Ok(Some(Arc::new(Launches(all.into_iter().map(launched).collect()))))
     }
 }
 
 /// Compares the order of calls with each rank that shares communicators of one line with this one.
-fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, List)]) -> Result<()> {
+fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, Arc<List>)]) -> Result<()> {
     let mut lines: Vec<u64> = all.iter().map(|(core, _)| core.line).collect();
     lines.sort_unstable();
     lines.dedup();
@@ -93,7 +96,7 @@ fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, List)]) -> Result
                 .collect::<Result<_>>()?;
             let lists: Vec<_> = std::iter::zip(&shared, &theirs)
                 .map(|((_, core, ours, other), theirs)| {
-                    (&*core.members.name, [core.members.rank, *other], [*ours, theirs])
+                    (&*core.members.name, [core.members.rank, *other], [&***ours, theirs])
                 })
                 .collect();
             if let Some(opposite) = List::opposite_orders([own, rank], &lists) {

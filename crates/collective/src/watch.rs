@@ -42,9 +42,10 @@ pub(crate) trait Watched: Send + Sync {
     /// Another rank tells about something of this name: a word, a number and a text.
     fn told(&self, name: &str, word: &str, number: u32, text: &str);
 
-    /// Its calls for which other ranks may wait. If the device is asked, `None` says that a call
-    /// has come to an end. Otherwise calls count as ready that may wait for something of the rank.
-    fn standing(&self, ask: bool) -> Option<Standing>;
+    /// Its calls for which other ranks may wait. If the device is asked, those submitted are left
+    /// out once one has come to an end. Otherwise calls count as ready that may wait for something
+    /// of the rank.
+    fn standing(&self, ask: bool) -> Vec<Standing>;
 
     /// A line for each thing that a report should say.
     fn report(&self, lines: &mut Vec<String>);

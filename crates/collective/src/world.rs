@@ -286,19 +286,23 @@ impl Inner {
     }
 
     /// The value that another rank sets. The wait looks from time to time whether the rank is still
-    /// there.
+    /// there, and whether it has an `end` itself.
     ///
     /// # Errors
-    /// `Timeout` and `PeerLost` that name the rank and what it should have done.
+    /// That of `end`; `Timeout` and `PeerLost` that name the rank and what it should have done.
     pub(crate) fn hear(
         &self,
         rank: u32,
         key: &str,
         what: &str,
         limit: Duration,
+        end: impl Fn() -> Option<Error>,
     ) -> Result<Vec<u8>> {
         let until = Instant::now().checked_add(limit);
         loop {
+            if let Some(cause) = end() {
+                return Err(cause);
+            }
             let left = crate::store::left(until);
             match self.store.get(key, left.min(LOOK)) {
                 Err(Error::Timeout(_)) => {}
@@ -307,10 +311,12 @@ impl Inner {
             let presence = self.store.presence(rank)?;
             if presence == Presence::Gone {
                 // It may have said so just before.
-                return self.store.get(key, Duration::ZERO).map_err(|_| Error::PeerLost {
+                let lost = || Error::PeerLost {
                     rank,
                     why: format!("it is gone, and {what}; look at its last message").into(),
-                });
+                };
+                let said = self.store.get(key, Duration::ZERO);
+                return said.map_err(|_| end().unwrap_or_else(lost));
             }
             if left.is_zero() {
                 let state = match presence {
