@@ -2,27 +2,27 @@
 //!
 //! # A call
 //! It is checked as far as one rank can (`group`), numbered (`log`), and submitted as one foreign
-//! call. Its operands are the memory and the collective line (`line`). When the backend runs or
+//! call. Its operands are the memory and the order token (`order_token`). When the backend runs or
 //! captures the foreign call, the library gets the call with the addresses.
 //!
 //! # A failure
 //! The first failure of a communicator is its state from then on: later calls return it and submit
 //! nothing (`inner`). Submissions with calls that are not over are poisoned, and so is what depends
-//! on them. Calls of other communicators wait for the line: those that are submitted before that
-//! work is over fail with it, and later ones are sound, since they overwrite the line.
+//! on them. Calls of other communicators wait for the token: those that are submitted before that
+//! work is over fail with it, and later ones are sound, since they overwrite the token.
 
 use crate::driver::{self, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
-use crate::line::{Line, Turn};
 use crate::log::Entered;
 use crate::members::Members;
 use crate::native::{self, Native};
+use crate::order_token::{OrderToken, Turn};
 use crate::signature::{Class, Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::unfinished::Calls;
-use crate::watch::Watching;
+use crate::watchdog::Watching;
 use crate::window::{self, Registered};
 use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
@@ -143,7 +143,7 @@ struct Shared {
     core: Arc<Core>,
     config: CommConfig,
     runtime: Runtime,
-    line: Arc<Line>,
+    token: Arc<OrderToken>,
     registered: Registered,
     /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
     told: Mutex<HashMap<Class, u64>>,
@@ -263,9 +263,9 @@ impl Comm {
         runtime: &Runtime,
         from: Option<(Arc<Shared>, Derived)>,
     ) -> Result<Self> {
-        let line = match config.concurrent {
-            true => Line::new(runtime)?,
-            false => members.world.0.lines.of(runtime)?,
+        let token = match config.concurrent {
+            true => OrderToken::new(runtime)?,
+            false => members.world.0.tokens.of(runtime)?,
         };
         let turn = ops.takes_turns().then(|| Turn::of(runtime)).transpose()?;
         let what = format!("it has not made its part of {}", members.name);
@@ -304,7 +304,7 @@ impl Comm {
         };
         let library = ops.clone();
         let look = || members.look_for_unmade();
-        let outbox = members.world.0.watch().outbox().clone();
+        let outbox = members.world.0.watchdog().outbox().clone();
         let native = Native::make(&members.name, config.timeout, outbox, look, move || {
             place.runtime.activate()?;
             match from {
@@ -314,11 +314,11 @@ impl Comm {
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
         let device = runtime.raw_device().downgrade();
-        let (place, checks) = ((device, line.serial), config.check == Check::Each);
+        let (place, checks) = ((device, token.serial), config.check == Check::Each);
         let core = Core::new(members.clone(), ops, turn, native, place, checks)?;
         let told = Mutex::default();
         let registered = Registered::default();
-        let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
+        let shared = Shared { core, config, runtime: runtime.clone(), token, registered, told };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -406,7 +406,7 @@ impl Comm {
             drop(Native::make(
                 &members.name,
                 config.timeout,
-                members.world.0.watch().outbox().clone(),
+                members.world.0.watchdog().outbox().clone(),
                 || Ok(()),
                 move || {
                     old.runtime.activate()?;
@@ -516,11 +516,11 @@ impl Comm {
             ));
         }
         let scope = Name::current();
-        let line = &shared.line.buffer;
+        let token = &shared.token.buffer;
         // Reads have no order among each other.
-        let line = if planted(Defect::LineMissing) { line.read() } else { line.write() };
+        let token = if planted(Defect::LineMissing) { token.read() } else { token.write() };
         // A usual call allocates no list.
-        let mut operands: SmallVec<[Operand<'_>; 4]> = smallvec![line];
+        let mut operands: SmallVec<[Operand<'_>; 4]> = smallvec![token];
         let mut planned: SmallVec<[Planned; 1]> = SmallVec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
             let count = count - u64::from(planted(Defect::WrongCount) && count > 1);
@@ -553,7 +553,7 @@ impl Comm {
             planned.push(Planned { signature, src, dst });
         }
         let checking = core.checking.as_ref().filter(|_| !captured);
-        let _one = checking.map(|_| shared.line.checks.lock());
+        let _one = checking.map(|_| shared.token.checks.lock());
         let mut entered = Calls::new();
         {
             let mut log = core.log.lock();

@@ -1,6 +1,6 @@
 //! Cycles of ranks that wait for each other in calls of several communicators.
 //!
-//! A line gives the calls of a device one order, and another lock its checked calls
+//! An order token gives the calls of a device one order, and a lock its checked calls
 //! ([`Check::Each`](crate::Check::Each)), which wait for each other on the host. So a rank *stands*
 //! in the first submission of an order that is not over, and comes to no later one before. A graph
 //! is one submission of several places, each with a call or a group, which follow each other. What
@@ -16,7 +16,7 @@
 //!
 //! # What is not found
 //! A rank without a second communicator in an order tells nothing. Neither does one whose call
-//! waits for something else than a call, nor one whose line has no order. Of a graph the first
+//! waits for something else than a call, nor one whose calls have no order. Of a graph the first
 //! places count, and those of communicators with calls of all ranks in it.
 //!
 //! This module must not know communicators.
@@ -41,7 +41,7 @@ const PLACES: usize = 256;
 /// A communicator's calls of one order, as far as others may wait for them.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// The serial of the line, and whether the order is that of checks on the host.
+    /// The serial of the order token, and whether the order is that of checks on the host.
     pub(crate) order: (u64, bool),
     /// By `KEY CLASS`, the number up to which calls are over.
     pub(crate) over: Vec<(String, u64)>,
@@ -101,7 +101,7 @@ impl Stand {
             let own = || all.iter().filter(move |s| s.order == order);
             let ready = || own().flat_map(|s| &s.ready);
             let first = ready().next()?.0;
-            // Several are ready where the line has no order.
+            // Several are ready where there is no order.
             if own().count() < 2 || ready().any(|other| other.0 != first) {
                 return None;
             }
@@ -381,7 +381,7 @@ mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
 
-    /// The communicators `a` and `b` of two ranks on one line: so many of their calls are over, and
+    /// The communicators `a` and `b` of two ranks with one order: so many of their calls are over, and
     /// the rank stands in the next one of the last communicator.
     fn standing(other: u32, calls: [(&str, u64); 2]) -> Vec<Standing> {
         let state = |(i, (key, over)): (usize, (&str, u64))| {
@@ -470,7 +470,7 @@ mod tests {
         let stands = Stand::all(&standing(1, [("b", 3), ("a", 7)]));
         let read = parse(&record(9, &stands)).unwrap();
         assert_eq!((read.0, record(9, &read.1), stands.len()), (9, record(9, &stands), 1));
-        // A line with two submissions that are ready has no order.
+        // Two submissions that are ready have no order.
         let mut loose = standing(1, [("b", 3), ("a", 7)]);
         loose[0].ready = vec![((8, 8), Vec::new())];
         assert!(Stand::all(&loose).is_empty());

@@ -15,14 +15,14 @@
 use crate::cycle::{Meeting, Standing};
 use crate::driver::{Call, CollectiveOps};
 use crate::group::{Extent, Uses, check_apart};
-use crate::line::Turn;
 use crate::log::{Entered, Log};
 use crate::members::Members;
 use crate::native::{Done, Native};
+use crate::order_token::Turn;
 use crate::signature::{Class, Kind, List, Signature};
 use crate::store::Presence;
 use crate::unfinished::{Calls, Submission, Unfinished, first_of};
-use crate::watch::{self, Watched, Watching};
+use crate::watchdog::{self, Watched, Watching};
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
@@ -62,8 +62,8 @@ pub(crate) struct Core {
     pub(crate) native: Native,
     pub(crate) log: Mutex<Log>,
     pub(crate) device: WeakLease<dyn Device>,
-    /// The serial of the line that orders its calls.
-    pub(crate) line: u64,
+    /// The serial of the order token that orders its calls.
+    pub(crate) token: u64,
     pub(crate) unfinished: Unfinished,
     /// The calls that the host compares just now; `None` without checks of each call.
     pub(crate) checking: Option<Mutex<Calls>>,
@@ -84,7 +84,7 @@ struct Failed {
     end: Option<Arc<Done>>,
 }
 
-/// The watch's view of a communicator.
+/// The watchdog's view of a communicator.
 #[derive(Default)]
 struct Looked {
     /// Since when the first call of a timeline that is not over waits for nothing of this rank.
@@ -153,7 +153,7 @@ impl Core {
         ops: Arc<dyn CollectiveOps>,
         turn: Option<Arc<Turn>>,
         native: Native,
-        (device, line): (WeakLease<dyn Device>, u64),
+        (device, token): (WeakLease<dyn Device>, u64),
         checks: bool,
     ) -> Result<Arc<Self>> {
         let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
@@ -163,7 +163,7 @@ impl Core {
             native,
             log: Mutex::default(),
             device,
-            line,
+            token,
             unfinished: Unfinished::default(),
             checking: checks.then(Mutex::default),
             failed: Mutex::default(),
@@ -172,7 +172,7 @@ impl Core {
             me: me.clone(),
         });
         let world = &core.members.world.0;
-        world.watch().add(world, core.me.clone())?;
+        world.watchdog().add(world, core.me.clone())?;
         Ok(core)
     }
 
@@ -248,14 +248,14 @@ impl Core {
     /// library does in an abort may complete their calls with anything.
     fn tell_end(&self, cause: &Error, others: Others) {
         let (members, world) = (&self.members, &self.members.world);
-        // A store that fails is the watch's affair.
+        // A store that fails is the watchdog's affair.
         let _ = members.tell("ended", b"");
         if let Others::Told = others {
             let (rank, text) = match cause {
                 Error::PeerLost { rank, why } => (*rank, why.to_string()),
                 cause => (members.rank, format!("it has aborted the communicator: {cause}")),
             };
-            let _ = watch::tell(&*world.0, "ended", &members.key, rank, &text);
+            let _ = watchdog::tell(&*world.0, "ended", &members.key, rank, &text);
         }
         let until = Instant::now() + HEARD;
         for rank in members.others() {
@@ -289,7 +289,7 @@ impl Core {
     }
 
     /// Waits until the library has ended its work, and then until this rank's calls have passed.
-    /// Until then a call of another communicator would wait for their line, and fail with them.
+    /// Until then a call of another communicator would wait for their token, and fail with them.
     fn wait_until_over(&self, done: &Done) -> Result<()> {
         let until = Instant::now() + ABORT;
         if !done.wait(until) {
@@ -315,7 +315,7 @@ impl Core {
         let extent = |b: Binding| Extent { space: (), from: b.addr, bytes: b.len };
         let uses = |call: usize| {
             let Call { signature, src, dst } = calls[call];
-            // The line is all barriers'.
+            // The token is all barriers'.
             let dst = dst.filter(|_| signature.kind != Kind::Barrier);
             Uses { kind: signature.kind, src: src.map(extent), dst: dst.map(extent) }
         };
@@ -359,7 +359,7 @@ impl Core {
         if members.size() < 2 || count == 0 {
             return;
         }
-        // A store that fails is the watch's affair.
+        // A store that fails is the watchdog's affair.
         if count != looked.compared
             && members.tell("rolled", format!("{count} {hash:x}").as_bytes()).is_ok()
         {
@@ -373,7 +373,7 @@ impl Core {
         };
         let ours = self.log.lock().rolled_at(theirs);
         if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.differs {
-            let _ = watch::tell(&*members.world.0, "differ", &members.key, members.rank, "");
+            let _ = watchdog::tell(&*members.world.0, "differ", &members.key, members.rank, "");
             looked.differs = self.look_closer(Reason::Hash(format!(
                 "{}: the first {theirs} calls of ranks {} and {next} differ, and the first one that does is not kept any more; compare each call (Check::Each) to find it",
                 members.name, members.rank
@@ -416,7 +416,7 @@ impl Core {
         let found = match members.compare_at_limit(&list, left(until).saturating_sub(last)) {
             Some(found) => (found, Others::Know),
             None => {
-                let report = watch::report(&*members.world.0, last.max(ANSWER));
+                let report = watchdog::report(&*members.world.0, last.max(ANSWER));
                 let report = report.unwrap_or_else(|e| format!("no report: {e}"));
                 let text = format!("{text}\n{}", report.trim_end());
                 (Error::Timeout(text.into()), Others::Told)
@@ -536,7 +536,7 @@ impl Watched for Core {
             let meetings = calls.iter().map(|call| self.meeting(&log, *call, "each/")).collect();
             let ready = calls.first().map(|call| ((u16::MAX, call.seq), meetings));
             let over = over.iter().map(numbered).collect();
-            Standing { order: (self.line, true), over, ready: ready.into_iter().collect() }
+            Standing { order: (self.token, true), over, ready: ready.into_iter().collect() }
         });
         if ask && !first.iter().copied().all(waits) {
             return checks.into_iter().collect();
@@ -557,7 +557,7 @@ impl Watched for Core {
         });
         let ready = ready.collect();
         let over = over.into_iter().map(|call| (format!("{key} {}", call.class), call.seq));
-        let submitted = Standing { order: (self.line, false), over: over.collect(), ready };
+        let submitted = Standing { order: (self.token, false), over: over.collect(), ready };
         checks.into_iter().chain([submitted]).collect()
     }
 

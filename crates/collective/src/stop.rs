@@ -69,20 +69,20 @@ impl StopCheck for RecordingCheck {
     }
 }
 
-/// Compares the order of calls with each rank that shares communicators of one line with this one.
+/// Compares the order of calls with each rank that shares communicators of one order with this one.
 fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, Arc<List>)]) -> Result<()> {
-    let mut lines: Vec<u64> = all.iter().map(|(core, _)| core.line).collect();
-    lines.sort_unstable();
-    lines.dedup();
-    for line in lines {
-        let of_line = || std::iter::zip(begun, all).filter(|(_, (core, _))| core.line == line);
+    let mut tokens: Vec<u64> = all.iter().map(|(core, _)| core.token).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    for token in tokens {
+        let of_token = || std::iter::zip(begun, all).filter(|(_, (core, _))| core.token == token);
         let mut ranks: Vec<u32> =
-            of_line().flat_map(|(_, (core, _))| core.members.ranks.iter().copied()).collect();
+            of_token().flat_map(|(_, (core, _))| core.members.ranks.iter().copied()).collect();
         ranks.sort_unstable();
         ranks.dedup();
         for rank in ranks {
             let place = |core: &Core| core.members.ranks.iter().position(|&r| r == rank);
-            let shared: Vec<_> = of_line()
+            let shared: Vec<_> = of_token()
                 .filter_map(|(begun, (core, ours))| {
                     let other = place(core)? as u32;
                     (other != core.members.rank).then_some((begun, core, ours, other))
