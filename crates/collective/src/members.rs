@@ -62,12 +62,20 @@ impl Members {
     /// # Errors
     /// `Timeout`, `PeerLost`; the store's own.
     pub(crate) fn hear(&self, subject: &str, rank: u32, what: &str) -> Result<String> {
-        self.hear_within(subject, rank, what, self.limit)
+        self.hear_within(subject, rank, what, self.limit, || None)
     }
 
-    fn hear_within(&self, subject: &str, rank: u32, what: &str, limit: Duration) -> Result<String> {
+    /// As [`hear`](Self::hear), within another limit, and until there is an `end`.
+    pub(crate) fn hear_within(
+        &self,
+        subject: &str,
+        rank: u32,
+        what: &str,
+        limit: Duration,
+        end: impl Fn() -> Option<Error>,
+    ) -> Result<String> {
         let key = format!("{}/{subject}/{rank}", self.key);
-        let said = self.world.0.hear(self.ranks[rank as usize], &key, what, limit)?;
+        let said = self.world.0.hear(self.ranks[rank as usize], &key, what, limit, end)?;
         String::from_utf8(said).map_err(|_| {
             Error::state(format!("{key} is no text; give this run a store of its own"))
         })
@@ -154,7 +162,8 @@ impl Members {
         let until = Instant::now().checked_add(limit);
         self.tell(subject, list.text(LONGEST_VALUE).as_bytes()).ok()?;
         self.others().find_map(|rank| {
-            let theirs = self.hear_within(subject, rank, "it tells nothing", left(until)).ok()?;
+            let theirs =
+                self.hear_within(subject, rank, "it tells nothing", left(until), || None).ok()?;
             difference(list, self.rank, &List::parse(&theirs), rank, &self.name)
         })
     }

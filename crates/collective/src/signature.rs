@@ -200,9 +200,9 @@ impl Class {
 impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::All => f.write_str("*"),
-            Self::To(rank) => write!(f, ">{rank}"),
-            Self::From(rank) => write!(f, "<{rank}"),
+            Self::All => f.write_str("all"),
+            Self::To(rank) => write!(f, "to{rank}"),
+            Self::From(rank) => write!(f, "from{rank}"),
             Self::Recorded => f.write_str("recorded"),
             Self::Launches => f.write_str("launches"),
         }
@@ -213,12 +213,9 @@ impl std::str::FromStr for Class {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        match text.split_at_checked(1).ok_or(())? {
-            ("*", "") => Ok(Self::All),
-            (">", rank) => rank.parse().map(Self::To).map_err(drop),
-            ("<", rank) => rank.parse().map(Self::From).map_err(drop),
-            _ => Err(()),
-        }
+        let rank = |word| text.strip_prefix(word)?.parse().ok();
+        let all = (text == "all").then_some(Self::All);
+        all.or_else(|| rank("to").map(Self::To)).or_else(|| rank("from").map(Self::From)).ok_or(())
     }
 }
 
@@ -255,6 +252,11 @@ impl List {
             *next += 1;
         }
         list
+    }
+
+    /// The calls: the place of each, its class, its number and its text.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (u64, Class, u64, &str)> {
+        self.calls.iter().map(|e| (e.at, e.class, e.seq, &*e.shown))
     }
 
     /// The text of the list. Beyond `most` bytes it ends early.

@@ -2,9 +2,9 @@
 //!
 //! A world knows its ranks and their store, and makes communicators. It knows no device before.
 
-use crate::line::Lines;
+use crate::order_token::OrderTokens;
 use crate::store::{FileStore, Presence, Store, TcpStore, ThreadStore};
-use crate::watch::{self, Watch, Watching};
+use crate::watchdog::{self, Watchdog, Watching};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{Error, Result};
 use std::collections::HashMap;
@@ -58,15 +58,15 @@ pub(crate) struct Inner {
     pub(crate) size: u32,
     local_rank: u32,
     pub(crate) store: Box<dyn Store>,
-    pub(crate) lines: Lines,
+    pub(crate) tokens: OrderTokens,
     /// How many communicators of a name there have been.
     made: Mutex<HashMap<String, u64>>,
-    watch: Watch,
+    watchdog: Watchdog,
 }
 
 impl Watching for Inner {
-    fn watch(&self) -> &Watch {
-        &self.watch
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
     }
 
     fn store(&self) -> &dyn Store {
@@ -128,8 +128,9 @@ impl World {
                 )));
             }
         }
-        let (lines, made, watch) = (Lines::default(), Mutex::default(), Watch::default());
-        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made, watch })))
+        let (tokens, made) = (OrderTokens::default(), Mutex::default());
+        let watchdog = Watchdog::default();
+        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, tokens, made, watchdog })))
     }
 
     /// The world that the environment of this process names, as a launcher set it. The page of
@@ -236,7 +237,7 @@ impl World {
     /// # Errors
     /// The store's own.
     pub fn report(&self, limit: Duration) -> Result<String> {
-        watch::report(&*self.0, limit)
+        watchdog::report(&*self.0, limit)
     }
 
     /// Makes reports for whoever must not keep the world: for example, for a thread that waits for
@@ -266,7 +267,7 @@ impl Reporter {
     /// # Errors
     /// As there.
     pub fn report(&self, limit: Duration) -> Option<Result<String>> {
-        self.0.upgrade().map(|world| watch::report(&*world, limit))
+        self.0.upgrade().map(|world| watchdog::report(&*world, limit))
     }
 }
 
@@ -286,19 +287,23 @@ impl Inner {
     }
 
     /// The value that another rank sets. The wait looks from time to time whether the rank is still
-    /// there.
+    /// there, and whether it has an `end` itself.
     ///
     /// # Errors
-    /// `Timeout` and `PeerLost` that name the rank and what it should have done.
+    /// That of `end`; `Timeout` and `PeerLost` that name the rank and what it should have done.
     pub(crate) fn hear(
         &self,
         rank: u32,
         key: &str,
         what: &str,
         limit: Duration,
+        end: impl Fn() -> Option<Error>,
     ) -> Result<Vec<u8>> {
         let until = Instant::now().checked_add(limit);
         loop {
+            if let Some(cause) = end() {
+                return Err(cause);
+            }
             let left = crate::store::left(until);
             match self.store.get(key, left.min(LOOK)) {
                 Err(Error::Timeout(_)) => {}
@@ -307,10 +312,12 @@ impl Inner {
             let presence = self.store.presence(rank)?;
             if presence == Presence::Gone {
                 // It may have said so just before.
-                return self.store.get(key, Duration::ZERO).map_err(|_| Error::PeerLost {
+                let lost = || Error::PeerLost {
                     rank,
                     why: format!("it is gone, and {what}; look at its last message").into(),
-                });
+                };
+                let said = self.store.get(key, Duration::ZERO);
+                return said.map_err(|_| end().unwrap_or_else(lost));
             }
             if left.is_zero() {
                 let state = match presence {

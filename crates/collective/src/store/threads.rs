@@ -169,7 +169,7 @@ impl Drop for ThreadStore {
     fn drop(&mut self) {
         if let Some(rank) = *self.rank.lock() {
             if !std::thread::panicking() {
-                // Read by the other ranks' watches. A full table loses the word alone.
+                // Read by the other ranks' watchdogs. A full table loses the word alone.
                 let _ = self.table.set(&format!("left/{rank}"), b"");
             }
             self.table.leave(rank);

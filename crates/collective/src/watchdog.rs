@@ -1,4 +1,4 @@
-//! The watch of a world: who is gone, what other ranks tell, and who waits for too long.
+//! The watchdog of a world: who is gone, what other ranks tell, and who waits for too long.
 //!
 //! A rank has one thread for it, from its first communicator on. It looks every few milliseconds:
 //! - for events, which ranks put into the store under running numbers;
@@ -31,7 +31,7 @@ const GRACE_IN_ORDER: Duration = Duration::from_secs(1);
 /// Bytes of a rank's part of a report.
 const LONGEST_REPORT: usize = LONGEST_VALUE / 16;
 
-/// A thing that a watch looks after.
+/// A thing that a watchdog looks after.
 pub(crate) trait Watched: Send + Sync {
     /// Looks after itself: called every few milliseconds.
     fn look(&self, now: Instant);
@@ -42,36 +42,37 @@ pub(crate) trait Watched: Send + Sync {
     /// Another rank tells about something of this name: a word, a number and a text.
     fn told(&self, name: &str, word: &str, number: u32, text: &str);
 
-    /// Its calls for which other ranks may wait. If the device is asked, `None` says that a call
-    /// has come to an end. Otherwise calls count as ready that may wait for something of the rank.
-    fn standing(&self, ask: bool) -> Option<Standing>;
+    /// Its calls for which other ranks may wait. If the device is asked, those submitted are left
+    /// out once one has come to an end. Otherwise calls count as ready that may wait for something
+    /// of the rank.
+    fn standing(&self, ask: bool) -> Vec<Standing>;
 
     /// A line for each thing that a report should say.
     fn report(&self, lines: &mut Vec<String>);
 }
 
-/// The watch of a rank.
+/// The watchdog of a rank.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct Watchdog {
     watched: Mutex<Vec<Weak<dyn Watched>>>,
     begun: AtomicBool,
     /// The world has ended in order.
     pub(crate) closed: AtomicBool,
-    /// Orders that the watch's thread passes on at each look.
+    /// Orders that the watchdog's thread passes on at each look.
     outbox: Arc<Outbox>,
 }
 
-/// The state of a world that its watch needs.
+/// The state of a world that its watchdog needs.
 pub(crate) trait Watching: Send + Sync {
-    /// The watch.
-    fn watch(&self) -> &Watch;
+    /// The watchdog.
+    fn watchdog(&self) -> &Watchdog;
     /// The store.
     fn store(&self) -> &dyn Store;
     /// The rank, and how many there are.
     fn place(&self) -> (u32, u32);
 }
 
-impl Watch {
+impl Watchdog {
     /// Looks after something, as long as it lives.
     ///
     /// # Errors
@@ -87,7 +88,7 @@ impl Watch {
         drop(all);
         if world.place().1 > 1 && !self.begun.swap(true, Ordering::AcqRel) {
             let (world, outbox) = (Arc::downgrade(world), self.outbox.clone());
-            let spawned = thread::Builder::new().name("lh-watch".to_owned()).spawn(move || {
+            let spawned = thread::Builder::new().name("lh-watchdog".to_owned()).spawn(move || {
                 Looker::default().run(&world, &outbox);
                 outbox.pass_on(false);
             });
@@ -155,7 +156,7 @@ pub(crate) fn report(world: &dyn Watching, limit: Duration) -> Result<String> {
     let mut text = String::new();
     for other in 0..size {
         let said = match other == rank {
-            true => world.watch().own_report(),
+            true => world.watchdog().own_report(),
             false => {
                 let left = crate::store::left(until);
                 match store.get(&format!("report/{number}/{other}"), left) {
@@ -178,7 +179,7 @@ pub(crate) fn report(world: &dyn Watching, limit: Duration) -> Result<String> {
     Ok(text)
 }
 
-/// The knowledge of a watch's thread.
+/// The knowledge of a watchdog's thread.
 #[derive(Default)]
 struct Looker {
     /// Events that were read.
@@ -197,14 +198,14 @@ impl Looker {
             {
                 // Not held over the pause: a world ends with its last holder.
                 let Some(world) = world.upgrade() else { return };
-                if world.watch().closed.load(Ordering::Acquire) {
+                if world.watchdog().closed.load(Ordering::Acquire) {
                     return;
                 }
                 if let Err(e) = self.look(&*world) {
                     // The store is rank 0's, or nobody's.
                     let why = format!("its store does not answer: {e}");
                     if world.place().0 != 0 {
-                        world.watch().each(|w| w.lost(0, &why));
+                        world.watchdog().each(|w| w.lost(0, &why));
                     }
                     return;
                 }
@@ -214,7 +215,7 @@ impl Looker {
     }
 
     fn look(&mut self, world: &dyn Watching) -> Result<()> {
-        let (store, watch) = (world.store(), world.watch());
+        let (store, watchdog) = (world.store(), world.watchdog());
         loop {
             let event = match store.get(&format!("event/{}", self.read + 1), Duration::ZERO) {
                 Ok(event) => event,
@@ -230,20 +231,20 @@ impl Looker {
             self.dying.iter().filter(|(_, (at, _))| *at <= now).map(|(rank, _)| *rank).collect();
         for rank in due {
             if let Some((_, why)) = self.dying.remove(&rank) {
-                watch.each(|w| w.lost(rank, &why));
+                watchdog.each(|w| w.lost(rank, &why));
             }
         }
-        watch.each(|w| w.look(now));
+        watchdog.each(|w| w.look(now));
         self.look_for_cycle(world, now)
     }
 
     fn look_for_cycle(&mut self, world: &dyn Watching, now: Instant) -> Result<()> {
-        let (rank, store, watch) = (world.place().0, world.store(), world.watch());
+        let (rank, store, watchdog) = (world.place().0, world.store(), world.watchdog());
         let standing = |ask| {
             let mut all = Vec::new();
             // A cycle needs a second communicator.
-            if watch.watched.lock().iter().filter(|w| w.strong_count() != 0).nth(1).is_some() {
-                watch.each(|w| all.extend(w.standing(ask)));
+            if watchdog.watched.lock().iter().filter(|w| w.strong_count() != 0).nth(1).is_some() {
+                watchdog.each(|w| all.extend(w.standing(ask)));
             }
             all
         };
@@ -292,10 +293,10 @@ impl Looker {
         match word {
             "report" => {
                 let key = format!("report/{number}/{}", world.place().0);
-                world.store().set(&key, world.watch().own_report().as_bytes())?;
+                world.store().set(&key, world.watchdog().own_report().as_bytes())?;
             }
             "gone" | "left" => self.lose(number, word == "left", text),
-            _ => world.watch().each(|w| w.told(name, word, number, text)),
+            _ => world.watchdog().each(|w| w.told(name, word, number, text)),
         }
         Ok(())
     }

@@ -296,7 +296,7 @@ fn child_without_a_library() {
 fn a_process_that_cannot_make_its_part_keeps_nobody_waiting() {
     let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
     let store = format!("tcp://{}", server.address());
-    let _child = process("watch::child_without_a_library", ["1", "2"], &store, None);
+    let _child = process("watchdog::child_without_a_library", ["1", "2"], &store, None);
     let world = World::with_store(0, 2, server).unwrap();
     let patient = config().timeout(Duration::from_secs(3600));
     let error = world.comm(&runtime().unwrap(), &patient).err().unwrap();
@@ -310,7 +310,7 @@ fn a_process_that_cannot_make_its_part_keeps_nobody_waiting() {
 fn a_process_that_is_stopped_does_not_answer_and_one_that_is_killed_is_lost() {
     let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
     let place = format!("tcp://{}", server.address());
-    let child = |rank| process("watch::child", [rank, "3"], &place, None);
+    let child = |rank| process("watchdog::child", [rank, "3"], &place, None);
     let mut children = [child("1"), child("2")];
     let world = World::with_store(0, 3, server).unwrap();
     let (runtime, comm) = made(&world).unwrap();
