@@ -31,11 +31,12 @@ use leasehold_core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
 };
 use leasehold_core::{
-    Header, HeaderView, Name, NameCell, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint,
-    tags,
+    Header, HeaderView, Lease, Name, NameCell, PackedTimepoint, Tagged, Timeline, TimelineId,
+    Timepoint, tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
+use std::ptr::NonNull;
 
 /// The kind of host memory under a buffer, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,6 +50,17 @@ pub enum HostKind {
     Pageable,
 }
 
+impl HostKind {
+    /// The bits of the kind in a word of flags.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            HostKind::None => 0,
+            HostKind::Pinned => 1,
+            HostKind::Pageable => 2,
+        }
+    }
+}
+
 /// The address of symbolic buffers has this bit set.
 pub const SYMBOLIC: u64 = 1 << 63;
 
@@ -57,7 +69,7 @@ pub(crate) const IMPORTED: u32 = 1 << 4;
 pub(crate) const ARENA: u32 = 1 << 5;
 pub(crate) const EMPTY: u32 = 1 << 6;
 /// Of an allocator with debug aids or a trace ring.
-pub(crate) const WATCHED: u32 = 1 << 7;
+pub(crate) const CHECKED: u32 = 1 << 7;
 /// Memory of a graph's arena.
 pub(crate) const REGION: u32 = 1 << 8;
 /// Other timelines than its home may have used it: the record is to be asked. Set with the first
@@ -269,6 +281,17 @@ impl Buffer {
         if !self.overflow.load(LOAD).is_null() {
             self.overflowed(|s| s.iter().for_each(|&s| f(s)));
         }
+    }
+
+    /// Every use that goes on.
+    pub(crate) fn uses(&self) -> Vec<PackedTimepoint> {
+        let mut timepoints = Vec::new();
+        self.for_each_use(|s| {
+            if !s.has_passed() {
+                timepoints.push(s);
+            }
+        });
+        timepoints
     }
 
     /// Until when it may still be in use, if one timeline at most uses it: never, if none does.
@@ -660,6 +683,33 @@ impl Row {
     #[inline]
     pub(crate) fn buffer_of(header: HeaderView<'_>) -> *const Buffer {
         header.address().cast::<u8>().wrapping_add(std::mem::offset_of!(Row, buffer)).cast()
+    }
+
+    /// The first lease of a row that nobody holds.
+    #[inline]
+    pub(crate) fn first_lease(&self) -> Lease<Buffer> {
+        self.header.set_live_quietly(false);
+        // SAFETY: the count that was just set is the lease's.
+        unsafe { self.counted_lease() }
+    }
+
+    /// As [`first_lease`](Self::first_lease), but no handle ever leads to the row's buffer.
+    pub(crate) fn unlisted_lease(&self) -> Lease<Buffer> {
+        self.header.set_live_quietly(true);
+        // SAFETY: the count that was just set is the lease's.
+        unsafe { self.counted_lease() }
+    }
+
+    /// The lease of a count.
+    ///
+    /// # Safety
+    /// - The header counts a lease that nobody has.
+    #[inline]
+    pub(crate) unsafe fn counted_lease(&self) -> Lease<Buffer> {
+        // The whole row: the drop reaches the buffer through the header.
+        let header = NonNull::from(self).cast();
+        // SAFETY: the caller vouches for the count; the value lies in the header's row.
+        unsafe { Lease::from_raw(header, NonNull::from(&self.buffer)) }
     }
 
     pub(crate) fn new(header: Header) -> Self {

@@ -15,19 +15,20 @@
 //!
 //! No attempt holds the lock across a call of the backing, a timeline or a reclaimer.
 
+use crate::checks::SweepScope;
 use crate::config::CrossStream;
+use crate::external::ask_external;
 use crate::host;
+use crate::idle::{give_back_idle, trim_idle};
 use crate::layout::Layout;
 use crate::oom::Trail;
 use crate::ring::EventKind;
-use crate::state::{Inner, On, Reclaimer};
+use crate::state::Inner;
 use crate::store::{Block, Found, Need};
-use crate::watch::SweepScope;
-use leasehold_core::sync::Arc;
-use leasehold_core::sync::atomic::Ordering;
+use crate::stream::On;
+use crate::supply::Supply;
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, PackedTimepoint, Result, Timeline};
-use std::panic::AssertUnwindSafe;
+use leasehold_core::{PackedTimepoint, Result, Timeline};
 use std::time::{Duration, Instant};
 
 /// Host waits of one allocation.
@@ -37,29 +38,23 @@ impl Inner {
     /// The slow path of an allocation.
     pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Block> {
         self.sweep_retired();
-        self.trim_idle();
+        trim_idle(&self.core, &self.supply);
         crate::destroy::sweep();
         let mut trail = Trail::default();
-        let found = if let Some(e) = self.lost.get() {
-            Err(e.clone())
-        } else if layout.size > self.budget.limit() {
-            Err(self.over_budget(layout.size))
-        } else if self.caps.vmm && layout.size > self.caps.physical {
-            // Such a driver gives no more than it has.
-            Ok(None)
-        } else {
+        let supply = &self.supply;
+        let found = supply.check_lost().and_then(|()| {
+            if layout.size > supply.budget.limit() {
+                return Err(supply.over_budget(layout.size));
+            }
+            if supply.caps.vmm && layout.size > supply.caps.physical {
+                // Such a driver gives no more than it has.
+                return Ok(None);
+            }
             self.attempts(need, layout, on, &mut trail)
-        };
-        let failure = match found {
-            Ok(Some(block)) => return Ok(block),
-            Ok(None) => self.report(layout, trail.notes, trail.refused),
-            Err(e) => e,
-        };
-        self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        if matches!(failure, Error::DeviceLost { .. }) {
-            self.lost.get_or_init(|| failure.clone());
-        }
-        Err(failure)
+        });
+        found
+            .and_then(|block| block.ok_or_else(|| self.report(layout, trail)))
+            .inspect_err(|e| supply.note_failure(e))
     }
 
     /// The attempts, in order.
@@ -70,7 +65,7 @@ impl Inner {
         }
         // Nobody but this call makes external timelines progress.
         if Timeline::any_external() {
-            self.ask_external();
+            ask_external(&self.core, &self.table);
             if let Some(block) = self.take_known(need, on)? {
                 return Ok(Some(block));
             }
@@ -85,7 +80,7 @@ impl Inner {
         if let Some(block) = self.grow(need, on, false, trail)? {
             return Ok(Some(block));
         }
-        if self.give_back_idle(layout.size) > 0
+        if give_back_idle(&self.core, &self.supply, layout.size) > 0
             && let Some(block) = self.grow(need, on, false, trail)?
         {
             return Ok(Some(block));
@@ -109,11 +104,11 @@ impl Inner {
         let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.patience()));
         while waits < MOST_WAITS
             && self.may_fit(layout.size)
-            && self.wait_for_memory(need, on, deadline, trail)?
+            && self.wait_for_memory(need, on, deadline, trail)
         {
             waits += 1;
             self.sweep_retired();
-            self.give_back_idle(layout.size);
+            give_back_idle(&self.core, &self.supply, layout.size);
             if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
                 return Ok(Some(block));
             }
@@ -141,7 +136,7 @@ impl Inner {
         let evicted = self.caches.flush_own(thread_number());
         let mut core = self.core.lock();
         self.return_evicted_in(&mut core, evicted);
-        self.settle(&mut core);
+        core.settle(&self.table);
         let moves = self.may_move(&core);
         let align = moves && self.has_few_granules() && self.reservation.is_some();
         core.store.heap.align_large(align);
@@ -195,55 +190,31 @@ impl Inner {
                 trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
-            self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
-            self.trace_wait(EventKind::StreamWait, point.timeline_id(), 0);
+            self.supply.inserted_waits.add(1);
+            self.supply.trace.wait(EventKind::StreamWait, point.timeline_id(), 0);
         }
         Ok(Some(block))
     }
 
     fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
-        let mut next = 0;
-        loop {
-            let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else {
-                return Ok(None);
-            };
-            next += 1;
-            for _ in 0..64 {
-                let Some(freed) = self.call_reclaimer(&reclaimer, layout.size) else {
-                    trail.note(format_args!("a reclaimer panicked and is not called again"));
-                    next -= 1;
-                    break;
-                };
-                if let Some(watch) = &self.watch {
-                    self.sweep_held(watch, SweepScope::All);
-                }
-                if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
-                    return Ok(Some(block));
-                }
-                if freed == 0 {
-                    break;
-                }
+        self.reclaimers.each(layout.size, |panicked| {
+            if panicked {
+                trail.note(format_args!("a reclaimer panicked and is not called again"));
             }
-        }
-    }
-
-    /// Calls a reclaimer. `None`: it panicked, and is none any more.
-    pub(crate) fn call_reclaimer(&self, reclaimer: &Arc<Reclaimer>, bytes: u64) -> Option<u64> {
-        let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(bytes))).ok();
-        if freed.is_none() {
-            self.reclaimers.lock().retain(|r| !Arc::ptr_eq(&r.1, reclaimer));
-        }
-        freed
+            self.checks.sweep(&self.core, &self.supply, SweepScope::All);
+            self.attempt_forced(need, layout, on, trail)
+        })
     }
 
     /// Whether so many bytes would fit if all work were over: no lease holds them, and budget and
     /// device have as many.
     fn may_fit(&self, bytes: u64) -> bool {
-        let taken = self.budget.committed();
-        let room = self.budget.room().min(self.caps.physical.saturating_sub(taken));
+        let Supply { budget, caps, .. } = &self.supply;
+        let taken = budget.committed();
+        let room = budget.room().min(caps.physical.saturating_sub(taken));
         // Memory that growing blocks share is counted with each of them.
         let shared = self.core.lock().store.heap.res.shared;
-        bytes <= (taken + room).saturating_sub(self.live_bytes().saturating_sub(shared))
+        bytes <= (taken + room).saturating_sub(self.live.bytes(&self.caches).saturating_sub(shared))
     }
 
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait
@@ -254,26 +225,21 @@ impl Inner {
         on: On<'_>,
         deadline: Option<Instant>,
         trail: &mut Trail,
-    ) -> Result<bool> {
+    ) -> bool {
         let timepoint = {
             let core = self.core.lock();
             let mut more = Vec::new();
             // Without host memory for all of them the choice is a worse one.
-            self.each_deferred(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
-            core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
-            core.ranges.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
+            core.each_pending(&self.table, |bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
-        let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return Ok(false) };
+        let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return false };
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        match self.wait_point(point, on, left) {
-            Ok(()) => Ok(PackedTimepoint::from(point).has_passed()),
-            Err(e) => {
-                trail.note(format_args!("waiting for {point:?}: {e}"));
-                // A failed stream's memory is usable once its work is over. The loss may be another
-                // device's: the backing reports the loss of this one.
-                Ok(PackedTimepoint::from(point).has_passed())
-            }
+        if let Err(e) = self.supply.wait(point, on, left) {
+            // A failed stream's memory is usable once its work is over. The loss may be another
+            // device's: the backing reports the loss of this one.
+            trail.note(format_args!("waiting for {point:?}: {e}"));
         }
+        PackedTimepoint::from(point).has_passed()
     }
 }

@@ -8,14 +8,15 @@
 use crate::allocator::Allocator;
 use crate::buffer::{IMPORTED, REGION};
 use crate::config::AllocStats;
+use crate::core::Core;
 use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::ranges::Range;
 use crate::ring::TraceEvent;
-use crate::state::{Core, Inner};
+use crate::state::Inner;
 use crate::store::Placement;
-use crate::watch::id_of;
+use crate::trace::id_of;
 use leasehold_core::{Name, PackedTimepoint, ShownTag, Text, TimelineId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -184,9 +185,8 @@ impl Allocator {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let inner = self.inner();
-        let segments = inner.segments();
-        let (events, events_lost) =
-            inner.watch.as_ref().and_then(|w| w.ring()).map_or((Vec::new(), 0), |r| r.read());
+        let segments = segments(inner);
+        let (events, events_lost) = inner.supply.trace.read();
         let (mut names, mut streams) = (BTreeMap::new(), BTreeMap::new());
         let blocks = segments.iter().flat_map(|s| &s.blocks).map(|b| (b.tag, b.stream));
         for (tag, stream) in blocks.chain(events.iter().map(|e| (e.tag, e.stream))) {
@@ -210,7 +210,7 @@ impl Allocator {
     #[must_use]
     pub fn leak_report(&self) -> LeakReport {
         let mut buffers = Vec::new();
-        self.inner().for_each_live(|row, leases| {
+        self.inner().table.for_each_live(|row, leases| {
             let b = &row.buffer;
             buffers.push(LiveBuffer {
                 addr: b.addr(),
@@ -244,37 +244,36 @@ struct Facts<'a> {
 
 const WHOLE: u16 = u16::MAX;
 
-impl Inner {
-    fn segments(&self) -> Vec<Segment> {
-        let placements = self.watch.as_ref().map(|w| w.held_placements()).unwrap_or_default();
-        let held = placements.into_iter().map(|s| match s {
-            Placement::Extent(extent) => (extent, WHOLE),
-            Placement::Slot(run, slot) => (run, slot),
-        });
-        let core = self.core.lock();
-        let mut live = HashMap::new();
-        self.for_each_live(|row, _| {
-            let (b, id) = (&row.buffer, id_of(row));
-            if b.flags() & IMPORTED == 0 {
-                let (stream, graph) = (b.home_timeline().get(), b.flags() & REGION != 0);
-                live.insert(b.addr(), Live { len: b.len(), tag: b.tag(), stream, id, graph });
-            }
-        });
-        let facts = Facts { core: &core, live, held: held.collect() };
-        let mut out = Vec::new();
-        for span in core.store.heap.spans.iter().filter(|s| s.live) {
-            facts.span(span, &mut out);
+/// The ranges with memory, by address.
+fn segments(inner: &Inner) -> Vec<Segment> {
+    let placements = inner.checks.held_placements();
+    let held = placements.into_iter().map(|s| match s {
+        Placement::Extent(extent) => (extent, WHOLE),
+        Placement::Slot(run, slot) => (run, slot),
+    });
+    let core = inner.core.lock();
+    let mut live = HashMap::new();
+    inner.table.for_each_live(|row, _| {
+        let (b, id) = (&row.buffer, id_of(row));
+        if b.flags() & IMPORTED == 0 {
+            let (stream, graph) = (b.home_timeline().get(), b.flags() & REGION != 0);
+            live.insert(b.addr(), Live { len: b.len(), tag: b.tag(), stream, id, graph });
         }
-        let mut seen = HashSet::new();
-        core.ranges.each().for_each(|range| facts.growing(range, &mut seen, &mut out));
-        let direct = self.watch.as_ref().map(|w| w.direct_ranges()).unwrap_or_default();
-        for (addr, bytes, row) in direct {
-            let row = row.and_then(|r| self.table.get(r));
-            out.push(facts.direct(addr, bytes, row.map(|r| r.buffer.addr())));
-        }
-        out.sort_by_key(|s| s.addr);
-        out
+    });
+    let facts = Facts { core: &core, live, held: held.collect() };
+    let mut out = Vec::new();
+    for span in core.store.heap.spans.iter().filter(|s| s.live) {
+        facts.span(span, &mut out);
     }
+    let mut seen = HashSet::new();
+    core.ranges.each().for_each(|range| facts.growing(range, &mut seen, &mut out));
+    let direct = inner.checks.direct_ranges();
+    for (addr, bytes, row) in direct {
+        let row = row.and_then(|r| inner.table.get(r));
+        out.push(facts.direct(addr, bytes, row.map(|r| r.buffer.addr())));
+    }
+    out.sort_by_key(|s| s.addr);
+    out
 }
 
 const NOTHING: BlockInfo = BlockInfo {
