@@ -43,7 +43,7 @@ impl Inner {
             if let Some(class) = need.class {
                 if let Some(block) = core.store.take_slot(class.into(), on.timeline)? {
                     let row = core.row_of(&self.table, block, layout.size, on.timeline)?;
-                    self.live.add(layout.size as i64, &self.caches);
+                    self.add_live(layout.size as i64);
                     return Ok(row.first_lease());
                 }
             } else {
@@ -54,7 +54,7 @@ impl Inner {
                 {
                     self.table.fill(row, core.store.block(extent), layout.size, on.timeline);
                     core.allocations += 1;
-                    self.live.add(layout.size as i64, &self.caches);
+                    self.add_live(layout.size as i64);
                     return Ok(row.first_lease());
                 }
                 self.table.put_bumped(&mut core.vacant, row);
@@ -71,7 +71,7 @@ impl Inner {
         let mut core = self.core.lock();
         let row = core.row_of(&self.table, block, layout.size, on.timeline);
         let row = row.inspect_err(|_| self.supply.failed.add(1))?;
-        self.live.add(layout.size as i64, &self.caches);
+        self.add_live(layout.size as i64);
         Ok(row.first_lease())
     }
 }

@@ -83,7 +83,7 @@ impl Allocator {
         (range.committed, range.shared) = (range.mapped, range.mapped);
         to.set_shared(range.shared);
         to.set_len(range.mapped);
-        inner.live.add(range.mapped as i64, &inner.caches);
+        inner.add_live(range.mapped as i64);
         Ok(range.mapped)
     }
 }

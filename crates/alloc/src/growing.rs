@@ -109,7 +109,7 @@ impl Allocator {
             range.until.append(&mut until);
             range.committed = bytes.next_multiple_of(granule);
             block.set_len(bytes);
-            inner.live.add(-((len - bytes) as i64), &inner.caches);
+            inner.add_live(-((len - bytes) as i64));
         }
         Ok(())
     }
@@ -269,7 +269,7 @@ impl Inner {
             range.committed = range.committed.max(want);
             block.set_shared(range.shared);
             block.set_len(bytes);
-            self.live.add((bytes - len) as i64, &self.caches);
+            self.add_live((bytes - len) as i64);
         }
         Ok(true)
     }

@@ -70,7 +70,7 @@ impl Inner {
             core.imported_bytes -= len;
         }
         if flags & (GROWING | IMPORTED) == GROWING {
-            self.live.add(-(len as i64), &self.caches);
+            self.add_live(-(len as i64));
         }
         let in_use = match core.keeps.get(index as usize).and_then(Option::as_ref) {
             Some(Keep::Import(_) | Keep::Growing(_)) => until != Some(PackedTimepoint::NEVER),

@@ -18,16 +18,14 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// Counts live bytes under the lock, and notes a new peak. The count may be below zero while
-    /// thread caches are ahead.
+    /// Counts live bytes under the lock. Returns whether they may exceed their peak. The count may
+    /// be below zero while thread caches are ahead.
     #[inline]
-    pub(crate) fn add(&self, by: i64, caches: &ThreadCaches) {
+    pub(crate) fn add(&self, by: i64) -> bool {
         let live = self.bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.bytes.store(live, Ordering::Relaxed);
         let live = live.wrapping_add_signed(self.reported.load(Ordering::Relaxed));
-        if by > 0 && self.exceeds_peak(live) {
-            self.note_peak(caches);
-        }
+        by > 0 && self.exceeds_peak(live)
     }
 
     /// As [`add`](Self::add), for a block that is freed.
@@ -36,23 +34,19 @@ impl Live {
         self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Counts live bytes without the lock, and notes a new peak.
+    /// As [`add`](Self::add), without the lock.
     #[inline]
-    pub(crate) fn report(&self, by: i64, caches: &ThreadCaches) {
+    pub(crate) fn report(&self, by: i64) -> bool {
         self.reported.fetch_add(by, Ordering::Relaxed);
-        if by > 0 {
-            self.check_peak(0, caches);
-        }
+        by > 0 && self.may_be_peak(0)
     }
 
-    /// Notes a new peak, if there is one once `ahead` bytes are reported.
+    /// Whether the live bytes may exceed their peak, once `ahead` bytes are reported.
     #[inline]
-    pub(crate) fn check_peak(&self, ahead: i64, caches: &ThreadCaches) {
+    pub(crate) fn may_be_peak(&self, ahead: i64) -> bool {
         let reported = self.reported.load(Ordering::Relaxed);
         let live = self.bytes.load(Ordering::Relaxed).wrapping_add_signed(reported);
-        if self.exceeds_peak(live.wrapping_add_signed(ahead)) {
-            self.note_peak(caches);
-        }
+        self.exceeds_peak(live.wrapping_add_signed(ahead))
     }
 
     /// Whether so many live bytes would be a new peak.
@@ -72,9 +66,7 @@ impl Live {
 
     /// The live bytes may exceed their peak. Thread caches have frees that the counters do not know
     /// yet, so all are added up. Other threads go on meanwhile: the smaller of two sums counts.
-    #[cold]
-    #[inline(never)]
-    fn note_peak(&self, caches: &ThreadCaches) {
+    pub(crate) fn note_peak(&self, caches: &ThreadCaches) {
         let live = self.bytes(caches).min(self.bytes(caches));
         self.peak.fetch_max(live, Ordering::Relaxed);
     }

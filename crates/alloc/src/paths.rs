@@ -155,7 +155,9 @@ impl Inner {
             // it.
             match unsafe { self.caches.take_large(thread_number_there(), on.timeline.id(), size) } {
                 Ok((row, ahead)) => {
-                    self.live.check_peak(ahead, &self.caches);
+                    if self.live.may_be_peak(ahead) {
+                        self.note_peak();
+                    }
                     row.buffer.reuse(size);
                     return Ok(row.first_lease());
                 }

@@ -26,6 +26,20 @@ impl Inner {
         self.core.lock()
     }
 
+    /// Counts live bytes under the lock, and notes a new peak.
+    #[inline]
+    pub(crate) fn add_live(&self, by: i64) {
+        if self.live.add(by) {
+            self.note_peak();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_peak(&self) {
+        self.live.note_peak(&self.caches);
+    }
+
     /// A buffer of no bytes.
     #[cold]
     pub(crate) fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
@@ -42,7 +56,7 @@ impl Inner {
         let (len, until) = (row.buffer.len(), row.buffer.used_until());
         let mut core = self.core.lock();
         let placement = row.placement();
-        self.live.add(-(len as i64), &self.caches);
+        self.add_live(-(len as i64));
         if let Some(timepoint) = until {
             row.buffer.reset();
             core.store.free(placement, timepoint);
@@ -63,7 +77,9 @@ impl Inner {
             return 0;
         }
         if evicted.rows.is_empty() {
-            self.live.report(evicted.unreported, &self.caches);
+            if self.live.report(evicted.unreported) {
+                self.note_peak();
+            }
             return 0;
         }
         let mut core = self.lock_core();
@@ -88,7 +104,7 @@ impl Inner {
             self.table.put_bumped(&mut core.vacant, row);
             n += 1;
         }
-        self.live.add(evicted.unreported, &self.caches);
+        self.add_live(evicted.unreported);
         n
     }
 

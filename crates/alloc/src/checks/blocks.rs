@@ -61,7 +61,7 @@ impl DebugChecks {
             let placement = row.placement();
             let core = below.core.lock();
             let usable = core.store.bytes(placement);
-            below.live.add(-(aids.red_zone as i64), &below.caches);
+            below.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
             (lease, Side { source: Source::Store(placement), usable })
@@ -136,7 +136,7 @@ impl DebugChecks {
         row.set_placement(Placement::Slot(u32::MAX, 0), NO_CLASS);
         below.table.fill_special(row, (addr, chunk.native), len, Some(on.timeline), CHECKED);
         guard.allocations += 1;
-        below.live.add(len as i64, &below.caches);
+        below.add_live(len as i64);
         Ok((row.first_lease(), Side { source, usable }))
     }
 
@@ -198,7 +198,7 @@ impl DebugChecks {
         self.sweep(&below.core, &below.supply, SweepScope::Free);
         // The row keeps the allocator alive; once it is vacant nothing does, so this comes last.
         let mut core = below.core.lock();
-        below.live.add(-(len as i64), &below.caches);
+        below.add_live(-(len as i64));
         below.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
     }
