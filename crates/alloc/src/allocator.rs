@@ -177,14 +177,8 @@ impl Allocator {
         let caches = if fit && !checks.is_on() {
             // All shards together hold back a small part of the memory at most, and give it up
             // before any is taken from the driver.
-            let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
-            const FEW: u64 = 1 << 20;
-            let [small, large, depot] = [
-                config.thread_cache_bytes.min(most.max(FEW)),
-                config.thread_cache_large_bytes.min(most),
-                config.depot_bytes.min(most),
-            ];
-            ThreadCaches::new(threads, small, large, depot).within_budget(limit != u64::MAX)
+            let most = caps.physical.min(limit) / 64 / (threads as u64 * 2).clamp(4, 64);
+            ThreadCaches::of_memory(threads, most).within_budget(limit != u64::MAX)
         } else {
             ThreadCaches::none()
         };

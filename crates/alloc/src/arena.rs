@@ -17,7 +17,7 @@
 //! with the allocator's lock.
 
 use crate::allocator::Allocator;
-use crate::buffer::{ARENA, Buffer, Row, SYMBOLIC};
+use crate::buffer::{ARENA, Buffer, REGION, Row, SYMBOLIC};
 use crate::core::{ArenaMemory, Keep};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::planner::{Interval, plan};
@@ -111,7 +111,7 @@ impl ArenaMemory for Arc<Region> {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.block.set_region(false);
+        self.block.set_flag(REGION, false);
         self.allocator.inner().in_graphs.fetch_sub(self.block.len(), Ordering::Relaxed);
     }
 }
@@ -388,7 +388,7 @@ impl GraphArena {
             Layout::aligned(bytes, align)
         };
         let block = self.0.allocator.alloc_unique(layout, on)?;
-        block.set_region(true);
+        block.set_flag(REGION, true);
         self.0.allocator.inner().in_graphs.fetch_add(block.len(), Ordering::Relaxed);
         let region = Arc::new(Region { block, allocator: self.0.allocator.clone() });
         self.0.group.lock().push(region.clone());

@@ -1,6 +1,4 @@
 //! A block for a request, with its row and lease: of the heap, or of what the fallback finds.
-//!
-//! This module must not know thread caches, but for what they evict.
 
 use crate::buffer::Buffer;
 use crate::layout::Layout;

@@ -166,7 +166,7 @@ impl Buffer {
     /// The kind of host memory under the buffer.
     #[inline]
     pub fn host_kind(&self) -> HostKind {
-        match self.flags.load(Ordering::Relaxed) & KIND_MASK {
+        match self.flags() & KIND_MASK {
             1 => HostKind::Pinned,
             2 => HostKind::Pageable,
             _ => HostKind::None,
@@ -176,7 +176,7 @@ impl Buffer {
     /// Whether it is memory that somebody else owns.
     #[inline]
     pub fn is_imported(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & IMPORTED != 0
+        self.flags() & IMPORTED != 0
     }
 
     /// Whether users must not write it: memory imported as
@@ -184,14 +184,14 @@ impl Buffer {
     /// [`Allocator::alloc_read_only`](crate::Allocator::alloc_read_only).
     #[inline]
     pub fn is_read_only(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
+        self.flags() & READ_ONLY != 0
     }
 
     /// Whether it is a growing block ([`Allocator::growing`](crate::Allocator::growing)): its
     /// length changes while it is held.
     #[inline]
     pub fn is_growing(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & GROWING != 0
+        self.flags() & GROWING != 0
     }
 
     /// The bytes at the beginning of a growing block that other blocks have too, or had
@@ -432,9 +432,7 @@ impl Buffer {
                 }
             }
         }
-        if !self.overflow.load(LOAD).is_null() {
-            self.overflowed(|s| s.retain(|&s| !over(s)));
-        }
+        self.overflowed(|s| s.retain(|&s| !over(s)));
     }
 
     #[cold]
@@ -452,9 +450,7 @@ impl Buffer {
             // Lost to a newer read: that one stays.
             let _ = self.other_read.compare_exchange(read, 0, Ordering::AcqRel, LOAD);
         }
-        if !self.overflow.load(LOAD).is_null() {
-            self.overflowed(|s| s.retain(|&s| !over(s)));
-        }
+        self.overflowed(|s| s.retain(|&s| !over(s)));
     }
 
     #[cold]
@@ -570,23 +566,17 @@ impl Buffer {
         self.len.store(len, Ordering::Relaxed);
     }
 
-    /// From now on the length changes.
-    pub(crate) fn set_growing(&self) {
-        self.set_shared(0);
-        self.flags.fetch_or(GROWING, Ordering::Relaxed);
-    }
-
     /// The shared beginning of a growing block from now on.
     pub(crate) fn set_shared(&self, bytes: u64) {
         self.shared.store((bytes >> UNIT_SHIFT) as u32, Ordering::Release);
     }
 
-    /// Says whether users must not write it.
-    pub(crate) fn set_read_only(&self, yes: bool) {
+    /// Sets or clears a flag.
+    pub(crate) fn set_flag(&self, flag: u32, yes: bool) {
         if yes {
-            self.flags.fetch_or(READ_ONLY, Ordering::Relaxed);
+            self.flags.fetch_or(flag, Ordering::Relaxed);
         } else {
-            self.flags.fetch_and(!READ_ONLY, Ordering::Relaxed);
+            self.flags.fetch_and(!flag, Ordering::Relaxed);
         }
     }
 
@@ -612,15 +602,6 @@ impl Buffer {
     pub(crate) fn bind(&self, addr: u64, native: u64) {
         self.native.store(native, Ordering::Relaxed);
         self.addr.store(addr, Ordering::Release);
-    }
-
-    /// Says whether the block is memory of a graph's arena.
-    pub(crate) fn set_region(&self, yes: bool) {
-        if yes {
-            self.flags.fetch_or(REGION, Ordering::Relaxed);
-        } else {
-            self.flags.fetch_and(!REGION, Ordering::Relaxed);
-        }
     }
 
     #[inline]

@@ -6,8 +6,8 @@
 //! free granules first as the policy says, then with idle memory of growing blocks · 5 let the
 //! stream wait for other streams' memory · 6 flush all thread caches · 7 move free granules
 //! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices, if there
-//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 wait for
-//! another thread's free · 11 `OutOfMemory` with the trail.
+//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 `OutOfMemory`
+//! with what was tried.
 //!
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
 //! are released and it tries again. This one asks for waits before it gives up, and knows what each
@@ -21,7 +21,7 @@ use crate::external::ask_external;
 use crate::host;
 use crate::idle::{give_back_idle, trim_idle};
 use crate::layout::Layout;
-use crate::oom::Trail;
+use crate::oom::AttemptLog;
 use crate::ring::EventKind;
 use crate::state::Inner;
 use crate::store::{Block, Found, Need};
@@ -29,7 +29,7 @@ use crate::stream::On;
 use crate::supply::Supply;
 use leasehold_core::thread_number::thread_number;
 use leasehold_core::{PackedTimepoint, Result, Timeline};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
@@ -40,7 +40,7 @@ impl Inner {
         self.sweep_retired();
         trim_idle(&self.core, &self.supply);
         crate::destroy::sweep();
-        let mut trail = Trail::default();
+        let mut log = AttemptLog::default();
         let supply = &self.supply;
         let found = supply.check_lost().and_then(|()| {
             if layout.size > supply.budget.limit() {
@@ -50,15 +50,15 @@ impl Inner {
                 // Such a driver gives no more than it has.
                 return Ok(None);
             }
-            self.attempts(need, layout, on, &mut trail)
+            self.attempts(need, layout, on, &mut log)
         });
         found
-            .and_then(|block| block.ok_or_else(|| self.report(layout, trail)))
+            .and_then(|block| block.ok_or_else(|| self.report(layout, log)))
             .inspect_err(|e| supply.note_failure(e))
     }
 
     /// The attempts, in order.
-    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, log: &mut AttemptLog) -> Found {
         // 1, 2
         if let Some(block) = self.take_known(need, on)? {
             return Ok(Some(block));
@@ -72,61 +72,50 @@ impl Inner {
         }
         // 3
         if self.config.cross_stream == CrossStream::InsertWait
-            && let Some(block) = self.insert_wait(need, on, trail)?
+            && let Some(block) = self.insert_wait(need, on, log)?
         {
             return Ok(Some(block));
         }
         // 4
-        if let Some(block) = self.grow(need, on, false, trail)? {
+        if let Some(block) = self.grow(need, on, false, log)? {
             return Ok(Some(block));
         }
         if give_back_idle(&self.core, &self.supply, layout.size) > 0
-            && let Some(block) = self.grow(need, on, false, trail)?
+            && let Some(block) = self.grow(need, on, false, log)?
         {
             return Ok(Some(block));
         }
         // 5
         if self.config.cross_stream == CrossStream::IfReady
-            && let Some(block) = self.insert_wait(need, on, trail)?
+            && let Some(block) = self.insert_wait(need, on, log)?
         {
             return Ok(Some(block));
         }
         // 6, 7
         self.flush();
-        if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
+        if let Some(block) = self.attempt_forced(need, layout, on, log)? {
             return Ok(Some(block));
         }
         // 8
-        if let Some(block) = self.reclaim(need, layout, on, trail)? {
+        if let Some(block) = self.reclaim(need, layout, on, log)? {
             return Ok(Some(block));
         }
         // 9
         let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.patience()));
         while waits < MOST_WAITS
             && self.may_fit(layout.size)
-            && self.wait_for_memory(need, on, deadline, trail)
+            && self.wait_for_memory(need, on, deadline, log)
         {
             waits += 1;
             self.sweep_retired();
             give_back_idle(&self.core, &self.supply, layout.size);
-            if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
+            if let Some(block) = self.attempt_forced(need, layout, on, log)? {
                 return Ok(Some(block));
             }
         }
         if waits > 0 {
-            trail
-                .note(format_args!("waited {waits} times for streams to be done with free memory"));
+            log.note(format_args!("waited {waits} times for streams to be done with free memory"));
         }
-        // 10
-        let Some(patience) = self.config.patience else { return Ok(None) };
-        let begin = Instant::now();
-        while begin.elapsed() < patience {
-            std::thread::sleep(Duration::from_millis(1).min(patience));
-            if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
-                return Ok(Some(block));
-            }
-        }
-        trail.note(format_args!("waited {patience:?} for another thread's free"));
         Ok(None)
     }
 
@@ -152,11 +141,17 @@ impl Inner {
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without
     /// rounding.
-    fn attempt_forced(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+    fn attempt_forced(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+        log: &mut AttemptLog,
+    ) -> Found {
         if let Some(block) = self.take_coalesced(need, on)? {
             return Ok(Some(block));
         }
-        if let Some(block) = self.grow(need, on, true, trail)? {
+        if let Some(block) = self.grow(need, on, true, log)? {
             return Ok(Some(block));
         }
         // The lowest place that fits may lack memory that is not to be had, while a higher one has
@@ -169,14 +164,14 @@ impl Inner {
             }
         }
         match exact {
-            Some(exact) => self.grow(exact, on, true, trail),
+            Some(exact) => self.grow(exact, on, true, log),
             None => Ok(None),
         }
     }
 
     /// Takes memory that another stream may still be using and lets this one wait for it on the
     /// device.
-    fn insert_wait(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Found {
+    fn insert_wait(&self, need: Need, on: On<'_>, log: &mut AttemptLog) -> Found {
         let block = {
             let mut core = self.core.lock();
             let fine =
@@ -187,7 +182,7 @@ impl Inner {
         if let Some(point) = block.timepoint.timepoint() {
             if let Err(e) = on.source.wait(point) {
                 self.core.lock().store.free(block.placement, block.timepoint);
-                trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
+                log.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
             self.supply.inserted_waits.add(1);
@@ -196,13 +191,13 @@ impl Inner {
         Ok(Some(block))
     }
 
-    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, log: &mut AttemptLog) -> Found {
         self.reclaimers.each(layout.size, |panicked| {
             if panicked {
-                trail.note(format_args!("a reclaimer panicked and is not called again"));
+                log.note(format_args!("a reclaimer panicked and is not called again"));
             }
             self.checks.sweep(&self.core, &self.supply, SweepScope::All);
-            self.attempt_forced(need, layout, on, trail)
+            self.attempt_forced(need, layout, on, log)
         })
     }
 
@@ -224,7 +219,7 @@ impl Inner {
         need: Need,
         on: On<'_>,
         deadline: Option<Instant>,
-        trail: &mut Trail,
+        log: &mut AttemptLog,
     ) -> bool {
         let timepoint = {
             let core = self.core.lock();
@@ -238,7 +233,7 @@ impl Inner {
         if let Err(e) = self.supply.wait(point, on, left) {
             // A failed stream's memory is usable once its work is over. The loss may be another
             // device's: the backing reports the loss of this one.
-            trail.note(format_args!("waiting for {point:?}: {e}"));
+            log.note(format_args!("waiting for {point:?}: {e}"));
         }
         PackedTimepoint::from(point).has_passed()
     }

@@ -4,8 +4,6 @@
 //! mappings, and goes with the last of them. Budget and reserved bytes count it once. From then on
 //! nobody writes it: the allocator knows how much of each block is shared, and its caller keeps to
 //! that.
-//!
-//! This module must not know how work is kept from writing shared memory.
 
 use crate::allocator::Allocator;
 use crate::buffer::Buffer;

@@ -6,13 +6,13 @@
 //! a device.
 
 use crate::allocator::Allocator;
-use crate::buffer::{Buffer, GROWING, Row};
+use crate::buffer::{Buffer, GROWING, READ_ONLY, Row};
 use crate::core::{Core, Keep};
 use crate::host;
 use crate::idle::{empty_tail, give_back_idle, release_range, trim_idle};
 use crate::imports::Protection;
 use crate::layout::Layout;
-use crate::oom::Trail;
+use crate::oom::AttemptLog;
 use crate::ranges::{Busy, busy};
 use crate::state::Inner;
 use crate::stream::On;
@@ -131,7 +131,8 @@ impl Allocator {
         let first = Row::first_lease;
         // SAFETY: no byte, so nothing that anybody might use.
         let buffer = unsafe { self.inner().import(place, 0, Protection::ReadWrite, keep, first) }?;
-        buffer.set_growing();
+        buffer.set_shared(0);
+        buffer.set_flag(GROWING, true);
         Ok(buffer)
     }
 
@@ -156,7 +157,7 @@ impl Allocator {
     pub fn alloc_read_only(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         // Nobody finds it by a handle before.
         let buffer = self.alloc_unique(layout, on)?;
-        buffer.set_read_only(true);
+        buffer.set_flag(READ_ONLY, true);
         Ok(buffer.share())
     }
 
@@ -318,24 +319,24 @@ impl Inner {
         if missing > self.supply.budget.limit() {
             return Err(self.supply.over_budget(missing));
         }
-        let mut trail = Trail::default();
-        if self.map_to(at, want, false, &mut trail)? {
+        let mut log = AttemptLog::default();
+        if self.map_to(at, want, false, &mut log)? {
             return Ok(());
         }
         give_back_idle(&self.core, &self.supply, missing);
         self.flush();
-        if self.map_to(at, want, true, &mut trail)? {
+        if self.map_to(at, want, true, &mut log)? {
             return Ok(());
         }
-        let retry = |_| Ok(self.map_to(at, want, true, &mut trail)?.then_some(()));
+        let retry = |_| Ok(self.map_to(at, want, true, &mut log)?.then_some(()));
         match self.reclaimers.each(missing, retry)? {
             Some(()) => Ok(()),
-            None => Err(self.report(Layout::new(missing), trail)),
+            None => Err(self.report(Layout::new(missing), log)),
         }
     }
 
     /// Maps what lacks up to `want`. `false`: the memory is not to be had, and nothing was changed.
-    fn map_to(&self, at: usize, want: u64, forced: bool, trail: &mut Trail) -> Result<bool> {
+    fn map_to(&self, at: usize, want: u64, forced: bool, log: &mut AttemptLog) -> Result<bool> {
         let (supply, granule) = (&self.supply, self.supply.caps.granule);
         let granules = |bytes: u64| u32::try_from(bytes / granule).unwrap_or(u32::MAX).max(1);
         // Parts share whole pieces (`fork`), so theirs are as small as can be.
@@ -349,7 +350,7 @@ impl Inner {
                 core.settle(&self.table);
                 let reclaim = forced && !self.config.immovable || self.may_move(&core);
                 let Some(range) = core.ranges.get_mut(at).filter(|r| !r.broken) else {
-                    trail.note(format_args!("the driver did not unmap a place of the block"));
+                    log.note(format_args!("the driver did not unmap a place of the block"));
                     return Ok(false);
                 };
                 let more = granules(want - range.mapped);
@@ -359,7 +360,7 @@ impl Inner {
                 let heap = &mut core.store.heap;
                 let plan = heap.plan_pieces(from, more, (reclaim, piece), &supply.budget)?;
                 let Some(plan) = plan else {
-                    trail.refused = true;
+                    log.refused = true;
                     return Ok(false);
                 };
                 core.remaps += u64::from(plan.reclaims());
@@ -379,7 +380,7 @@ impl Inner {
             if result.is_ok() {
                 return Ok(true);
             }
-            self.end_attempt(result, trail)?;
+            self.end_attempt(result, log)?;
             if piece == 1 {
                 return Ok(false);
             }

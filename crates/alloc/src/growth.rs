@@ -12,7 +12,7 @@
 use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_REMAP};
 use crate::core::Core;
 use crate::layout::UNIT_SHIFT;
-use crate::oom::Trail;
+use crate::oom::AttemptLog;
 use crate::plan::{Means, Planned};
 use crate::state::Inner;
 use crate::store::{Found, Need};
@@ -68,10 +68,10 @@ impl Inner {
 
     /// Grows. `forced`: move free granules whatever the policy says, and take no more than
     /// needed.
-    pub(crate) fn grow(&self, need: Need, on: On<'_>, forced: bool, trail: &mut Trail) -> Found {
+    pub(crate) fn grow(&self, need: Need, on: On<'_>, forced: bool, log: &mut AttemptLog) -> Found {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
-            return self.grow_segment(need, on, forced, trail);
+            return self.grow_segment(need, on, forced, log);
         }
         unmap_old(&self.core, &self.supply);
         let growth = self.growth();
@@ -92,10 +92,10 @@ impl Inner {
                 };
                 let alias = (timed_out && self.supply.caps.aliases).then(|| on.timeline.id());
                 let means = Means { reclaim, alias, near, aligned: !forced, piece, least };
-                let lane = core.store.heap.lane_for(on.timeline);
+                let list = core.store.heap.list_for(on.timeline);
                 let units = core.store.units(need);
                 let planned =
-                    core.store.heap.plan(units, need.align, lane, means, &self.supply.budget)?;
+                    core.store.heap.plan(units, need.align, list, means, &self.supply.budget)?;
                 match &planned {
                     Planned::Plan(plan) if plan.reclaims() => core.remaps += 1,
                     _ => {}
@@ -110,7 +110,7 @@ impl Inner {
                     let Some(p) = timepoint.timepoint() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
                     if let Err(e) = self.supply.wait(p, on, Some(NEAR_WAIT)) {
-                        trail.note(format_args!("waiting for {p:?}: {e}"));
+                        log.note(format_args!("waiting for {p:?}: {e}"));
                         // In a capture the wait fails otherwise: a graph may use the old addresses.
                         (waits, timed_out) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
                     }
@@ -125,7 +125,7 @@ impl Inner {
                     continue;
                 }
                 Planned::Nothing => {
-                    trail.refused |= self.supply.is_used_up();
+                    log.refused |= self.supply.is_used_up();
                     return Ok(None);
                 }
             };
@@ -136,7 +136,7 @@ impl Inner {
                 return core.store.block_for(extent, need);
             }
             drop(core);
-            self.end_attempt(result, trail)?;
+            self.end_attempt(result, log)?;
             if piece == 1 {
                 return Ok(None);
             }
@@ -148,19 +148,19 @@ impl Inner {
     ///
     /// # Errors
     /// `DeviceLost`.
-    pub(crate) fn end_attempt(&self, result: Result<()>, trail: &mut Trail) -> Result<()> {
+    pub(crate) fn end_attempt(&self, result: Result<()>, log: &mut AttemptLog) -> Result<()> {
         destroy_loose(&self.core, &self.supply);
         match result {
             Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
-                trail.driver(&e);
+                log.driver(&e);
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
     }
 
-    fn grow_segment(&self, need: Need, on: On<'_>, forced: bool, trail: &mut Trail) -> Found {
+    fn grow_segment(&self, need: Need, on: On<'_>, forced: bool, log: &mut AttemptLog) -> Found {
         let granule = self.supply.caps.granule;
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
@@ -173,7 +173,7 @@ impl Inner {
         if forced {
             wants = [least; 3];
         }
-        let found = self.new_segment(need, on, wants, trail)?;
+        let found = self.new_segment(need, on, wants, log)?;
         // Segments that lie free are too small one by one; the driver may make a larger one of
         // them.
         if found.is_none()
@@ -181,13 +181,13 @@ impl Inner {
             && !self.config.immovable
             && trim(&self.core, &self.supply, &self.table, 0).is_ok_and(|freed| freed > 0)
         {
-            trail.note(format_args!("gave free segments back to the driver"));
-            return self.new_segment(need, on, wants, trail);
+            log.note(format_args!("gave free segments back to the driver"));
+            return self.new_segment(need, on, wants, log);
         }
         Ok(found)
     }
 
-    fn new_segment(&self, need: Need, on: On<'_>, wants: [u64; 3], trail: &mut Trail) -> Found {
+    fn new_segment(&self, need: Need, on: On<'_>, wants: [u64; 3], log: &mut AttemptLog) -> Found {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;
@@ -208,9 +208,9 @@ impl Inner {
                     // next attempt is ours.
                     return core.store.take(need, on.timeline);
                 }
-                Err(Error::OverBudget { .. }) => trail.refused = true,
+                Err(Error::OverBudget { .. }) => log.refused = true,
                 Err(e @ Error::DeviceLost { .. }) => return Err(e),
-                Err(e) => trail.driver(&e),
+                Err(e) => log.driver(&e),
             }
         }
         Ok(None)

@@ -3,8 +3,6 @@
 //!
 //! The allocator drops a foreign object without its lock, once nobody holds the row and the row's
 //! last use is over.
-//!
-//! This module must not know where blocks lie.
 
 use crate::buffer::{Buffer, GROWING, IMPORTED, READ_ONLY, Row};
 use crate::checks::SweepScope;

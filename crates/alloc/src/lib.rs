@@ -18,8 +18,8 @@
 //! Names: a *row* is the control block (descriptor) of a buffer, in the block table. A *span* is a
 //! range of addresses. An *extent* is a part of a span, free or used, as in jemalloc. A *slot* is
 //! one of the equal blocks of a slab's *run*, which is an extent. A *placement* names one of the
-//! two. A *lane* is the free list of a stream. A *piece* is physical memory of some *granules*, the
-//! unit of mapping.
+//! two. A *free list* is of a stream, or of all. A *piece* is physical memory of some *granules*,
+//! the unit of mapping.
 //!
 //! - leases. Module: `allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`. Purpose:
 //!   rows at stable addresses, the record of each buffer's last uses, drops on any thread.

@@ -20,12 +20,12 @@ const MOST_STREAMS: usize = 4;
 
 /// The attempts that were made, for the report.
 #[derive(Default)]
-pub(crate) struct Trail {
+pub(crate) struct AttemptLog {
     notes: Vec<Text>,
     pub(crate) refused: bool,
 }
 
-impl Trail {
+impl AttemptLog {
     /// Notes what the driver said last.
     pub(crate) fn driver(&mut self, said: &Error) {
         const DRIVER: &str = "the driver: ";
@@ -69,7 +69,7 @@ impl Inner {
 
     /// Why `layout` was not allocated.
     #[cold]
-    pub(crate) fn report(&self, layout: Layout, trail: Trail) -> Error {
+    pub(crate) fn report(&self, layout: Layout, log: AttemptLog) -> Error {
         let supply = &self.supply;
         let mut report = OutOfMemory::new(self.site(), layout.size);
         let mut places: Vec<(Text, u64)> = Vec::new();
@@ -133,13 +133,13 @@ impl Inner {
         places.sort_unstable_by_key(|p| Reverse(p.1));
         report.places = places;
 
-        report.notes = trail.notes;
+        report.notes = log.notes;
         let notes = &mut report.notes;
         if let Some(scope) = Name::current() {
             host::note(notes, format_args!("requested in scope {scope}"));
         }
         let room = supply.budget.room();
-        if trail.refused || report.limit != u64::MAX && room < layout.size {
+        if log.refused || report.limit != u64::MAX && room < layout.size {
             host::note(
                 notes,
                 format_args!("the budget allows no more: raise it, or free something"),

@@ -210,7 +210,7 @@ impl Inner {
         let flags = buffer.flags();
         if flags & (IMPORTED | ARENA | EMPTY | GROWING | CHECKED | READ_ONLY) != 0 {
             if flags & READ_ONLY != 0 {
-                buffer.set_read_only(false);
+                buffer.set_flag(READ_ONLY, false);
                 return self.free(row, renewed);
             }
             return match flags & CHECKED {

@@ -19,8 +19,6 @@
 //! block of the same maximum adopts a parked one, with what is mapped there. Idle memory may be one
 //! part in [`IDLE_SHARE`] of the budget. What is more goes back to the pieces in hand at the next
 //! slow path, and all of it does before an allocation fails.
-//!
-//! This module must not know how a block gets longer: `growing` does.
 
 use crate::backing::Chunk;
 use crate::buffer::Buffer;

@@ -1,7 +1,5 @@
 //! The rows of blocks: how a block gets a row and its first lease, and how the rows of freed blocks
 //! come back to the heap.
-//!
-//! This module must not know where memory comes from.
 
 use crate::buffer::{Buffer, EMPTY, Row};
 use crate::core::Core;

@@ -226,19 +226,11 @@ impl Allocator {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Live {
-    len: u64,
-    tag: u32,
-    stream: u16,
-    id: u64,
-    graph: bool,
-}
-
 /// The facts that the tables hold beside the extents.
 struct Facts<'a> {
     core: &'a Core,
-    live: HashMap<u64, Live>,
+    /// Live buffers by address, with their lengths as asked for.
+    live: HashMap<u64, BlockInfo>,
     held: HashSet<(u32, u16)>,
 }
 
@@ -254,10 +246,18 @@ fn segments(inner: &Inner) -> Vec<Segment> {
     let core = inner.core.lock();
     let mut live = HashMap::new();
     inner.table.for_each_live(|row, _| {
-        let (b, id) = (&row.buffer, id_of(row));
+        let b = &row.buffer;
         if b.flags() & IMPORTED == 0 {
-            let (stream, graph) = (b.home_timeline().get(), b.flags() & REGION != 0);
-            live.insert(b.addr(), Live { len: b.len(), tag: b.tag(), stream, id, graph });
+            let block = BlockInfo {
+                requested: b.len(),
+                state: BlockState::Live,
+                stream: b.home_timeline().get(),
+                tag: b.tag(),
+                id: id_of(row),
+                graph: b.flags() & REGION != 0,
+                ..NOTHING
+            };
+            live.insert(b.addr(), block);
         }
     });
     let facts = Facts { core: &core, live, held: held.collect() };
@@ -290,20 +290,14 @@ const NOTHING: BlockInfo = BlockInfo {
 impl Facts<'_> {
     /// The block that begins at `addr`, live if anybody says so.
     fn used(&self, addr: u64, bytes: u64, held: (u32, u16)) -> BlockInfo {
-        let block = BlockInfo { addr, bytes, ..NOTHING };
-        match self.live.get(&addr) {
-            Some(&Live { len, tag, stream, id, graph }) => BlockInfo {
-                requested: len.min(bytes),
-                state: BlockState::Live,
-                stream,
-                tag,
-                id,
-                graph,
-                ..block
-            },
-            None if self.held.contains(&held) => BlockInfo { state: BlockState::HeldBack, ..block },
-            None => block,
-        }
+        let block = match self.live.get(&addr) {
+            Some(&live) => BlockInfo { requested: live.requested.min(bytes), ..live },
+            None if self.held.contains(&held) => {
+                BlockInfo { state: BlockState::HeldBack, ..NOTHING }
+            }
+            None => NOTHING,
+        };
+        BlockInfo { addr, bytes, ..block }
     }
 
     /// A growing block: what is in use, and what is mapped beyond. A block that shares its

@@ -8,7 +8,7 @@ use crate::backing::Chunk;
 use crate::buffer::{Buffer, CHECKED, Row};
 use crate::debug::{POISON_FRESH, RED_ZONE};
 use crate::layout::{Layout, MIN_ALIGN, NO_CLASS};
-use crate::oom::Trail;
+use crate::oom::AttemptLog;
 use crate::state::Inner;
 use crate::store::Placement;
 use crate::stream::On;
@@ -94,16 +94,16 @@ impl DebugChecks {
             supply.failed.add(1);
             return Err(supply.over_budget(whole.size));
         }
-        let mut trail = Trail::default();
+        let mut log = AttemptLog::default();
         let mut attempt = || match self.take_direct(supply, whole) {
             Ok(taken) => Ok(Some(taken)),
             Err(e @ (Error::DeviceLost { .. } | Error::Unsupported(_))) => Err(e),
             Err(Error::OverBudget { .. }) => {
-                trail.refused = true;
+                log.refused = true;
                 Ok(None)
             }
             Err(e) => {
-                trail.note(format_args!("the backing: {e}"));
+                log.note(format_args!("the backing: {e}"));
                 Ok(None)
             }
         };
@@ -116,7 +116,7 @@ impl DebugChecks {
         }
         let Some((addr, chunk, source)) = taken else {
             supply.failed.add(1);
-            return Err(below.report(Layout { size: len, ..whole }, trail));
+            return Err(below.report(Layout { size: len, ..whole }, log));
         };
         let usable = chunk.addr + chunk.bytes - addr;
         let mut guard = core.lock();
