@@ -1,71 +1,68 @@
-//! Lanes: whose free memory is whose, how timelines get one and lose it, and how memory whose uses
-//! have passed comes to lane 0.
-//!
-//! This module must not know how extents are carved or merged.
+//! Lists: whose free memory is whose, how timelines get one and lose it, and how memory whose uses
+//! have passed comes to list 0.
 
-use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY};
+use super::{FreeList, Heap, LIST_IDLE, MAX_LISTS, NO_LIST, READY};
 use crate::extent::{Cold, NIL, State};
 use leasehold_core::{PackedTimepoint, Timeline, TimelineId};
 
 impl Heap {
-    /// The lane of a timeline that allocates. When lanes have run out: lane 0, which is always
+    /// The list of a timeline that allocates. When lists have run out: list 0, which is always
     /// right.
     #[inline]
-    pub(crate) fn lane_for(&mut self, timeline: &Timeline) -> u8 {
-        let lane = self.lane_found(timeline);
-        self.lanes[usize::from(lane)].used_at = self.tick;
-        lane
+    pub(crate) fn list_for(&mut self, timeline: &Timeline) -> u8 {
+        let list = self.list_found(timeline);
+        self.lists[usize::from(list)].used_at = self.tick;
+        list
     }
 
-    /// As [`lane_for`](Self::lane_for); that it is used is for the caller to note.
+    /// As [`list_for`](Self::list_for); that it is used is for the caller to note.
     #[inline]
-    pub(super) fn lane_found(&mut self, timeline: &Timeline) -> u8 {
-        match self.lane_of_timeline.get(usize::from(timeline.id().get())) {
-            Some(&lane) if lane != NO_LANE => lane,
-            _ => self.lane_slow(timeline.id()),
+    pub(super) fn list_found(&mut self, timeline: &Timeline) -> u8 {
+        match self.list_of_timeline.get(usize::from(timeline.id().get())) {
+            Some(&list) if list != NO_LIST => list,
+            _ => self.list_slow(timeline.id()),
         }
     }
 
     #[cold]
-    pub(super) fn lane_slow(&mut self, timeline: TimelineId) -> u8 {
+    pub(super) fn list_slow(&mut self, timeline: TimelineId) -> u8 {
         let id = usize::from(timeline.get());
         if id == 0 {
             return READY;
         }
-        if self.lane_of_timeline.len() <= id {
-            if self.lane_of_timeline.try_reserve(id + 1 - self.lane_of_timeline.len()).is_err() {
+        if self.list_of_timeline.len() <= id {
+            if self.list_of_timeline.try_reserve(id + 1 - self.list_of_timeline.len()).is_err() {
                 return READY;
             }
-            self.lane_of_timeline.resize(id + 1, NO_LANE);
+            self.list_of_timeline.resize(id + 1, NO_LIST);
         }
-        let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].timeline.is_none()) {
+        let slot = match (1..self.lists.len()).find(|&i| self.lists[i].timeline.is_none()) {
             Some(i) => i,
-            None if self.lanes.len() < MAX_LANES && self.lanes.try_reserve(1).is_ok() => {
-                self.lanes.push(Lane::new(None));
-                self.lanes.len() - 1
+            None if self.lists.len() < MAX_LISTS && self.lists.try_reserve(1).is_ok() => {
+                self.lists.push(FreeList::new(None));
+                self.lists.len() - 1
             }
-            // No more lanes, or no host memory for one.
+            // No more lists, or no host memory for one.
             None => return READY,
         };
-        if self.lanes[slot].index.reach(&mut self.extents.rows, self.reached).is_err() {
+        if self.lists[slot].index.reach(&mut self.extents.rows, self.reached).is_err() {
             return READY;
         }
         if self.timelines == 1 {
-            self.part_lanes();
+            self.part_lists();
         }
-        self.lanes[slot].timeline = Some(timeline);
-        self.lanes[slot].used_at = self.tick;
-        self.lane_of_timeline[id] = slot as u8;
+        self.lists[slot].timeline = Some(timeline);
+        self.lists[slot].used_at = self.tick;
+        self.list_of_timeline[id] = slot as u8;
         self.timelines += 1;
         slot as u8
     }
 
-    /// A second timeline comes: what the first one's lane has absorbed goes back to lane 0, granule
-    /// by granule, unless its last use goes on.
-    fn part_lanes(&mut self) {
+    /// A second stream appears: idle granules go from the first stream's list to the one of all.
+    fn part_lists(&mut self) {
         let shift = self.res.shift;
-        for lane in 1..self.lanes.len() {
-            let (mut at, mut left) = (self.lanes[lane].oldest, self.lanes[lane].index.count());
+        for list in 1..self.lists.len() {
+            let (mut at, mut left) = (self.lists[list].oldest, self.lists[list].index.count());
             while at != NIL && left > 0 {
                 let (n, Cold { timepoint, age_next, .. }) =
                     (self.extents[at], self.extents.cold[at as usize]);
@@ -97,7 +94,7 @@ impl Heap {
         over && free.all(|n| self.extents.timepoint(n.0).has_passed())
     }
 
-    /// Gives an extent back that a timeline without a lane may still be using. Takes no host
+    /// Gives an extent back that a timeline without a list may still be using. Takes no host
     /// memory.
     pub(crate) fn free_later(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.tick += 1;
@@ -127,16 +124,16 @@ impl Heap {
         if timepoint.has_passed() {
             return self.coalesce(id, READY, PackedTimepoint::NEVER, true);
         }
-        match self.lane_of(timepoint) {
-            Some(lane) => {
+        match self.list_of(timepoint) {
+            Some(list) => {
                 self.res.note_use(&self.extents[id], timepoint);
-                self.coalesce(id, lane, timepoint, true);
+                self.coalesce(id, list, timepoint, true);
             }
             None => self.wait(id, timepoint),
         }
     }
 
-    /// Looks at the blocks of timelines without a lane.
+    /// Looks at the blocks of timelines without a list.
     pub(crate) fn poll_waiting(&mut self) {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
@@ -146,11 +143,11 @@ impl Heap {
         }
     }
 
-    /// Moves up to `limit` blocks whose timepoints have passed into lane 0, from one lane after the
+    /// Moves up to `limit` blocks whose timepoints have passed into list 0, from one list after the
     /// other.
     #[inline]
     pub(crate) fn drain_some(&mut self, limit: usize) {
-        if self.next_drain >= self.lanes.len() {
+        if self.next_drain >= self.lists.len() {
             self.next_drain = 1;
             if self.waiting != NIL {
                 self.poll_waiting();
@@ -160,12 +157,12 @@ impl Heap {
         self.next_drain += 1;
     }
 
-    pub(super) fn drain(&mut self, lane: usize, limit: usize) {
-        let Some(l) = self.lanes.get(lane) else { return };
+    pub(super) fn drain(&mut self, list: usize, limit: usize) {
+        let Some(l) = self.lists.get(list) else { return };
         let Some(timeline) = l.timeline else { return };
         let mut at = l.oldest;
         let mut left = limit;
-        // The timeline's progress is read once: all timepoints of a lane are on its timeline.
+        // The timeline's progress is read once: all timepoints of a list are on its timeline.
         let mut done = None;
         while at != NIL && left > 0 {
             let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
@@ -176,8 +173,8 @@ impl Heap {
             if timepoint.value() > done {
                 break;
             }
-            // The successor may be merged away only with its own lane's blocks, and this one merges
-            // with lane 0's.
+            // The successor may be merged away only with its own list's blocks, and this one merges
+            // with list 0's.
             self.unlink_free(at);
             self.coalesce(at, READY, PackedTimepoint::NEVER, false);
             at = age_next;
@@ -185,42 +182,42 @@ impl Heap {
         }
     }
 
-    /// Moves everything that has passed into lane 0 and gives up lanes that nobody uses. Slow path
+    /// Moves everything that has passed into list 0 and gives up lists that nobody uses. Slow path
     /// only.
     pub(crate) fn drain_all(&mut self) {
         self.poll_waiting();
         let timelines = self.timelines;
-        for lane in 1..self.lanes.len() {
+        for list in 1..self.lists.len() {
             if self.timelines > 1 {
-                self.drain(lane, usize::MAX);
+                self.drain(list, usize::MAX);
             }
-            let l = &self.lanes[lane];
+            let l = &self.lists[list];
             let needed = l.index.count() > 0 || l.plans > 0;
-            if l.timeline.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
-                if let Some(timeline) = self.lanes[lane].timeline.take() {
-                    self.lane_of_timeline[usize::from(timeline.get())] = NO_LANE;
+            if l.timeline.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LIST_IDLE {
+                if let Some(timeline) = self.lists[list].timeline.take() {
+                    self.list_of_timeline[usize::from(timeline.get())] = NO_LIST;
                 }
                 self.timelines -= 1;
             }
         }
         if timelines > 1 && self.timelines == 1 {
-            self.unite_lanes();
+            self.unite_lists();
         }
     }
 
-    /// A single timeline is left: what lies in its lane beside ready memory merges with it, as it
+    /// A single timeline is left: what lies in its list beside ready memory merges with it, as it
     /// does from now on.
-    pub(super) fn unite_lanes(&mut self) {
-        for lane in 1..self.lanes.len() {
-            for _ in 0..self.lanes[lane].index.count() {
+    pub(super) fn unite_lists(&mut self) {
+        for list in 1..self.lists.len() {
+            for _ in 0..self.lists[list].index.count() {
                 // A merged block has gone to the end of the order of release, or no longer exists.
-                let id = self.lanes[lane].oldest;
+                let id = self.lists[list].oldest;
                 if id == NIL {
                     break;
                 }
                 let timepoint = self.extents.timepoint(id);
                 self.unlink_free(id);
-                self.coalesce(id, lane as u8, timepoint, true);
+                self.coalesce(id, list as u8, timepoint, true);
             }
         }
     }
