@@ -16,7 +16,7 @@ for example in quickstart foreign_framework; do
     echo "example $example: runs"
 done
 check() { "$examples/check_golden" "$target/release/leasehold" "$@"; }
-check models/tiny-python/model/golden.json threads="${THREADS:-1,2,3,4}"
+check models/llama/demo-model/golden.json threads="${THREADS:-1,2,3,4}"
 for model in models/llama/tests/models/*/; do
     model=${model%/}
     printf '%s: ' "${model##*/}"
@@ -42,9 +42,9 @@ for mode in eager graph; do
 done
 
 printf 'over the simulated CUDA driver, with the race detector on: '
-check models/tiny-python/model/golden.json device=cuda:0 sim="${SEED:-1}"
+check models/llama/demo-model/golden.json device=cuda:0 sim="${SEED:-1}"
 printf 'over the simulated Metal driver, with the race detector on: '
-check models/tiny-python/model/golden.json device=mps:0 sim="${SEED:-1}"
+check models/llama/demo-model/golden.json device=mps:0 sim="${SEED:-1}"
 # Without a GPU: a reason and status 1, no panic.
 if [ "${LEASEHOLD_GPU:-0}" = 0 ]; then
     status=0
