@@ -21,6 +21,7 @@
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
+use crate::error::{lost, timeout, unsupported};
 use crate::signature::{Kind, Signature, mismatch};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
@@ -59,22 +60,16 @@ impl CollectiveOps for Host {
 
     fn init(&self, place: &Place) -> Result<Arc<dyn Communicator>> {
         if place.runtime.device().backend != BackendKind::Cpu {
-            return Err(Error::Unsupported(
-                format!(
-                    "{} is no CPU; collectives of host threads are for cpu:0",
-                    place.runtime.device()
-                )
-                .into(),
-            ));
+            return Err(unsupported(format!(
+                "{} is no CPU; collectives of host threads are for cpu:0",
+                place.runtime.device()
+            )));
         }
         if !place.id.starts_with(&std::process::id().to_le_bytes()) {
-            return Err(Error::Unsupported(
-                format!(
-                    "{} rank {}: collectives on the CPU are for threads of one process, and rank 0 is in another one; use World::threads, or GPUs",
-                    place.name, place.rank
-                )
-                .into(),
-            ));
+            return Err(unsupported(format!(
+                "{} rank {}: collectives on the CPU are for threads of one process, and rank 0 is in another one; use World::threads, or GPUs",
+                place.name, place.rank
+            )));
         }
         let rendezvous = {
             let mut all = ALL.lock();
@@ -168,10 +163,7 @@ impl Failed {
         match self.by {
             // A rank that ended it because of a lost one names that one.
             Some(by) if by != rank && !matches!(self.cause, Error::PeerLost { .. }) => {
-                Error::PeerLost {
-                    rank: by,
-                    why: format!("it has aborted the communicator: {}", self.cause).into(),
-                }
+                lost(by, format!("it has aborted the communicator: {}", self.cause))
             }
             _ => self.cause.clone(),
         }
@@ -238,13 +230,10 @@ impl Rendezvous {
             }
             if self.sleep(&mut state, until) {
                 let missing = names((0..self.size).filter(|r| !state.joined.contains(r)));
-                let cause = Error::Timeout(
-                    format!(
-                        "{}: {missing} has not joined within {:?}; look at what it does",
-                        self.name, place.limit
-                    )
-                    .into(),
-                );
+                let cause = timeout(format!(
+                    "{}: {missing} has not joined within {:?}; look at what it does",
+                    self.name, place.limit
+                ));
                 state.failed.get_or_insert(Failed { by: None, cause: cause.clone() });
                 self.changed.notify_all();
                 return Err(cause);
@@ -342,26 +331,19 @@ impl Visit<'_> {
 
     /// The error of a rank whose call waits for others in vain.
     fn late(&self, signature: &Signature, whom: &str) -> Error {
-        Error::Timeout(
-            format!(
-                "{}: rank {} waits in {signature}, and {whom} has not come within {:?}; look at what it does, and give each thread that is a rank a stream of its own",
-                signature.numbered(self.rendezvous.name.as_str()),
-                self.rank,
-                self.limit
-            )
-            .into(),
-        )
+        let Self { rank, limit, .. } = self;
+        let call = signature.numbered(self.rendezvous.name.as_str());
+        timeout(format!(
+            "{call}: rank {rank} waits in {signature}, and {whom} has not come within {limit:?}; look at what it does, and give each thread that is a rank a stream of its own"
+        ))
     }
 
     fn lost(&self, rank: u32, signature: &Signature) -> Error {
-        Error::PeerLost {
-            rank,
-            why: format!(
-                "it has dropped {}, and rank {} waits for it in {signature}; keep the communicator until all ranks have made their calls",
-                self.rendezvous.name, self.rank
-            )
-            .into(),
-        }
+        let (own, name) = (self.rank, &self.rendezvous.name);
+        let why = format!(
+            "it has dropped {name}, and rank {own} waits for it in {signature}; keep the communicator until all ranks have made their calls"
+        );
+        lost(rank, why)
     }
 
     /// Waits until a letter was read, or takes it back.
