@@ -391,8 +391,21 @@ impl Core {
             let found = match reason {
                 Reason::Late(late) => me.why_late(late),
                 Reason::Hash(_) | Reason::Told => {
-                    let list = me.log.lock().list();
-                    match (me.members.exchange(&list, TELL, true), reason) {
+                    let exchange = || {
+                        let list = me.log.lock().list();
+                        me.members.exchange(&list, TELL, true)
+                    };
+                    let (mut found, until) = (exchange(), Instant::now() + TELL);
+                    // This rank may have yet to come to the call that differs.
+                    while matches!(reason, Reason::Told)
+                        && found.is_none()
+                        && me.ended().is_none()
+                        && Instant::now() < until
+                    {
+                        thread::sleep(COMPARED);
+                        found = exchange();
+                    }
+                    match (found, reason) {
                         (Some(found), _) => Some((found, Others::Know)),
                         (None, Reason::Hash(differs)) => {
                             Some((Error::state(differs), Others::Told))
