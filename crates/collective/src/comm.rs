@@ -12,6 +12,7 @@
 //! work is over fail with it, and later ones are sound, since they overwrite the token.
 
 use crate::driver::{self, CollectiveOps, Derived, Place};
+use crate::error::{lost, timeout, unsupported};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
 use crate::log::Entered;
@@ -206,10 +207,9 @@ impl World {
         }
         while store.add("close/left", 0)? < i64::from(size) - 1 {
             if left(until).is_zero() {
-                return Err(Error::Timeout(
-                    format!("not all ranks have left within {limit:?}; look at what they do")
-                        .into(),
-                ));
+                return Err(timeout(format!(
+                    "not all ranks have left within {limit:?}; look at what they do"
+                )));
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -280,14 +280,12 @@ impl Comm {
             let said = members.hear("id", 0, &what)?;
             let (library, id) = said.split_once('\n').unwrap_or_default();
             if library.is_empty() {
-                return Err(Error::PeerLost { rank: members.ranks[0], why: id.to_owned().into() });
+                return Err(lost(members.ranks[0], id));
             }
             if library != ops.name() {
+                let (Members { name, rank, .. }, own) = (&**members, ops.name());
                 return Err(Error::state(format!(
-                    "{}: rank 0 has {library}, and rank {} has {}; give all ranks the same library and version",
-                    members.name,
-                    members.rank,
-                    ops.name()
+                    "{name}: rank 0 has {library}, and rank {rank} has {own}; give all ranks the same library and version"
                 )));
             }
             bytes_of(id).ok_or_else(|| Error::state("an id that is no number in the store"))?
@@ -483,10 +481,9 @@ impl Comm {
         if !self.shared.config.sends
             && let Some(kind) = group.drafts.iter().map(|d| d.kind).find(|kind| kind.is_sent())
         {
+            let (kind, name) = (kind.name(), self.name());
             return Err(Error::state(format!(
-                "{}: {} has no connections for it; make the communicator with CommConfig::sends(true)",
-                kind.name(),
-                self.name()
+                "{kind}: {name} has no connections for it; make the communicator with CommConfig::sends(true)"
             )));
         }
         self.submit(stream, &group.drafts)
@@ -498,10 +495,9 @@ impl Comm {
             return Ok(());
         }
         if !stream.is_of(&shared.runtime) {
+            let (device, name) = (shared.runtime.device(), self.name());
             return Err(Error::invalid(format!(
-                "{stream:?} is not of {}, the device of {}; use a stream of the communicator's runtime",
-                shared.runtime.device(),
-                self.name()
+                "{stream:?} is not of {device}, the device of {name}; use a stream of the communicator's runtime"
             )));
         }
         if let Some(cause) = core.failure() {
@@ -509,9 +505,8 @@ impl Comm {
         }
         let captured = stream.is_recording();
         if captured && stream.next_node().is_none() {
-            return Err(Error::Unsupported(
-                "a call of a collective in the body of a loop or branch; record it outside the body"
-                    .into(),
+            return Err(unsupported(
+                "a call of a collective in the body of a loop or branch; record it outside the body",
             ));
         }
         let scope = Name::current();
@@ -618,7 +613,9 @@ impl Comm {
                 let end = || core.failure();
                 let theirs = members.hear_within(&subject, rank, &what, members.limit, end)?;
                 let theirs = List::parse(&theirs);
-                if let Some(cause) = own.difference(members.rank, &theirs, rank, &members.name) {
+                if let Some(cause) =
+                    own.difference(members.rank, &theirs, (rank, false), &members.name)
+                {
                     return Err(core.refuse(cause));
                 }
             }
@@ -638,14 +635,8 @@ impl Comm {
 
 impl fmt::Debug for Comm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Comm({}, rank {} of {}, {})",
-            self.name(),
-            self.rank(),
-            self.size(),
-            self.library()
-        )
+        let (name, rank, size) = (self.name(), self.rank(), self.size());
+        write!(f, "Comm({name}, rank {rank} of {size}, {})", self.library())
     }
 }
 

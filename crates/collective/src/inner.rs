@@ -14,6 +14,7 @@
 
 use crate::cycle::{Meeting, Standing};
 use crate::driver::{Call, CollectiveOps};
+use crate::error::{lost, timeout};
 use crate::group::{Extent, Uses, check_apart};
 use crate::log::{Entered, Log};
 use crate::members::Members;
@@ -289,9 +290,9 @@ impl Core {
     fn wait_until_over(&self, done: &Done) -> Result<()> {
         let until = Instant::now() + ABORT;
         if !done.wait(until) {
-            return Err(Error::Timeout(
-                format!("the library has not aborted within {ABORT:?}; it goes on to, and its memory stays taken").into(),
-            ));
+            return Err(timeout(format!(
+                "the library has not aborted within {ABORT:?}; it goes on to, and its memory stays taken"
+            )));
         }
         // Calls behind a stream's wait may stay there: nobody is blocked for longer by them.
         while Instant::now() < until && !self.unfinished.have_passed() {
@@ -334,7 +335,7 @@ impl Core {
             (None, Error::Timeout(_)) => {
                 self.looked.lock().ended = true;
                 let list = self.log.lock().list();
-                self.members.compare_at_limit(&list, ANSWER)
+                self.members.exchange(&list, ANSWER, false)
             }
             _ => None,
         };
@@ -382,8 +383,21 @@ impl Core {
             let found = match reason {
                 Reason::Late(late) => me.why_late(late),
                 Reason::Hash(_) | Reason::Told => {
-                    let list = me.log.lock().list();
-                    match (me.members.compare_so_far(&list, TELL), reason) {
+                    let exchange = || {
+                        let list = me.log.lock().list();
+                        me.members.exchange(&list, TELL, true)
+                    };
+                    let (mut found, until) = (exchange(), Instant::now() + TELL);
+                    // This rank may have yet to come to the call that differs.
+                    while matches!(reason, Reason::Told)
+                        && found.is_none()
+                        && me.ended().is_none()
+                        && Instant::now() < until
+                    {
+                        thread::sleep(COMPARED);
+                        found = exchange();
+                    }
+                    match (found, reason) {
                         (Some(found), _) => Some((found, Others::Know)),
                         (None, Reason::Hash(differs)) => {
                             Some((Error::state(differs), Others::Told))
@@ -405,13 +419,13 @@ impl Core {
     fn why_late(&self, Late { at, until, lead, text }: Late) -> Option<(Error, Others)> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (members, list, last) = (&self.members, self.log.lock().list(), lead / 2);
-        let found = match members.compare_at_limit(&list, left(until).saturating_sub(last)) {
+        let found = match members.exchange(&list, left(until).saturating_sub(last), false) {
             Some(found) => (found, Others::Know),
             None => {
                 let report = watchdog::report(&*members.world.0, last.max(ANSWER));
                 let report = report.unwrap_or_else(|e| format!("no report: {e}"));
                 let text = format!("{text}\n{}", report.trim_end());
-                (Error::Timeout(text.into()), Others::Told)
+                (timeout(text), Others::Told)
             }
         };
         thread::sleep(left(until + OWN));
@@ -510,7 +524,7 @@ impl Watched for Core {
 
     fn lost(&self, rank: u32, why: &str) {
         let Some(own) = self.members.ranks.iter().position(|&r| r == rank) else { return };
-        self.end(Error::PeerLost { rank: own as u32, why: why.to_owned().into() }, Others::Know);
+        self.end(lost(own as u32, why), Others::Know);
     }
 
     fn standing(&self, ask: bool) -> Vec<Standing> {
@@ -560,7 +574,7 @@ impl Watched for Core {
         match word {
             "cycle" => drop(self.end(Error::state(text.to_owned()), Others::Know)),
             "ended" if number != self.members.rank => {
-                let lost = Error::PeerLost { rank: number, why: text.to_owned().into() };
+                let lost = lost(number, text);
                 self.end(lost, Others::Know);
             }
             "differ" if number != self.members.rank => {

@@ -2,6 +2,7 @@
 //!
 //! A world knows its ranks and their store, and makes communicators. It knows no device before.
 
+use crate::error::{lost, not_found, timeout};
 use crate::order_token::OrderTokens;
 use crate::store::{FileStore, Presence, Store, TcpStore, ThreadStore};
 use crate::watchdog::{self, Watchdog, Watching};
@@ -110,13 +111,10 @@ impl World {
             store.set("world", own.as_bytes())?;
         } else {
             let first = store.get("world", BEGIN).map_err(|e| match e {
-                Error::Timeout(_) => Error::Timeout(
-                    format!(
+                Error::Timeout(_) => timeout(format!(
                         "rank 0 has not come to {} within {BEGIN:?}; start rank 0, and give all ranks the same store",
                         store.place()
-                    )
-                    .into(),
-                ),
+                    )),
                 e => e,
             })?;
             if first != own.as_bytes() {
@@ -190,7 +188,7 @@ impl World {
         world.map_err(|e| match e {
             Error::Timeout(text) => {
                 let why = format!("{text}; {}", no_rank_by(names[0], rank));
-                Error::Timeout(why.into())
+                timeout(why)
             }
             e => e,
         })
@@ -312,10 +310,8 @@ impl Inner {
             let presence = self.store.presence(rank)?;
             if presence == Presence::Gone {
                 // It may have said so just before.
-                let lost = || Error::PeerLost {
-                    rank,
-                    why: format!("it is gone, and {what}; look at its last message").into(),
-                };
+                let lost =
+                    || lost(rank, format!("it is gone, and {what}; look at its last message"));
                 let said = self.store.get(key, Duration::ZERO);
                 return said.map_err(|_| end().unwrap_or_else(lost));
             }
@@ -324,12 +320,9 @@ impl Inner {
                     Presence::Awaited => "it has not come",
                     _ => "it is there",
                 };
-                return Err(Error::Timeout(
-                    format!(
-                        "rank {rank}: {state}, and {what} within {limit:?}; look at what it does"
-                    )
-                    .into(),
-                ));
+                return Err(timeout(format!(
+                    "rank {rank}: {state}, and {what} within {limit:?}; look at what it does"
+                )));
             }
         }
     }
@@ -397,9 +390,9 @@ impl Variables<'_> {
             Some(_) => format!("{SLURM}=0 is a batch script's; "),
             None => String::new(),
         };
-        Error::NotFound(
-            format!("{script}the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE").into(),
-        )
+        not_found(format!(
+            "{script}the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE"
+        ))
     }
 
     /// The rank, the number of ranks, and the rank on the host.

@@ -27,6 +27,7 @@
 //!
 //! This module must not know which library is under it.
 
+use crate::error::unsupported;
 use crate::signature::Signature;
 use leasehold::backend::Binding;
 use leasehold::{Error, Name, Result, Runtime};
@@ -183,8 +184,8 @@ pub trait Communicator: Any + Send + Sync {
     /// - A call in windows has the same offsets on all ranks.
     unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
         let _ = (addr, bytes);
-        Err(Error::Unsupported(
-            "this library of collectives has no windows; its calls take any memory as it is".into(),
+        Err(unsupported(
+            "this library of collectives has no windows; its calls take any memory as it is",
         ))
     }
 

@@ -26,6 +26,7 @@ use super::threads::{Table, slice};
 use super::{
     LONGEST_KEY, LONGEST_VALUE, Presence, Store, check_key, check_value, late, left, taken,
 };
+use crate::error::{lost, not_found, timeout, unavailable};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::{Error, Result};
@@ -348,7 +349,7 @@ impl TcpStore {
                 }
                 _ => "give all ranks an address of rank 0's host",
             };
-            Error::Unavailable(format!("rank 0 cannot serve the store at {address}: {e}; {cure}").into())
+            unavailable(format!("rank 0 cannot serve the store at {address}: {e}; {cure}"))
         })?;
         let address = listener.local_addr()?;
         let server = Arc::new(Server {
@@ -389,7 +390,7 @@ impl TcpStore {
                             Err(Refusal::Io(e)) => last = e.to_string(),
                             Err(refusal) => {
                                 let why = format!("the store at {address}: {refusal}");
-                                return Err(Error::Unavailable(why.into()));
+                                return Err(unavailable(why));
                             }
                         }
                     }
@@ -397,9 +398,9 @@ impl TcpStore {
                 Err(e) => last = e.to_string(),
             }
             if left(until).is_zero() {
-                return Err(Error::Timeout(
-                    format!("rank 0's store at {address} was not there within {limit:?} ({last}); start rank 0, and give all ranks its address and port").into(),
-                ));
+                return Err(timeout(format!(
+                    "rank 0's store at {address} was not there within {limit:?} ({last}); start rank 0, and give all ranks its address and port"
+                )));
             }
             thread::sleep(slice(until, AGAIN));
         }
@@ -416,13 +417,11 @@ fn resolved(address: &str) -> Result<Vec<SocketAddr>> {
     let all: Vec<_> = address
         .to_socket_addrs()
         .map_err(|e| {
-            Error::NotFound(
-                format!("{address:?} is no address of a store: {e}; give HOST:PORT").into(),
-            )
+            not_found(format!("{address:?} is no address of a store: {e}; give HOST:PORT"))
         })?
         .collect();
     if all.is_empty() {
-        return Err(Error::NotFound(format!("{address:?} has no address; give HOST:PORT").into()));
+        return Err(not_found(format!("{address:?} has no address; give HOST:PORT")));
     }
     Ok(all)
 }
@@ -512,14 +511,13 @@ impl Client {
     }
 
     fn lost(&self, why: impl fmt::Display) -> Error {
-        Error::PeerLost {
-            rank: 0,
-            why: format!(
+        lost(
+            0,
+            format!(
                 "its store at tcp://{} does not answer ({why}); look at what became of rank 0",
                 self.at
-            )
-            .into(),
-        }
+            ),
+        )
     }
 
     /// Another connection, within a limit. While strangers crowd the server, it may send a client

@@ -1,13 +1,13 @@
-//! The results of collectives, by arithmetic on the host (feature `model`). Tests of libraries and
-//! of programs compare with it.
+//! The results of collectives, by arithmetic on the host. Tests of libraries and of programs
+//! compare with it.
 //!
 //! Libraries sum in different orders, so a sum that rounds on the way has no one result. Such
 //! reductions are [`rounded`](Number::rounded) once, or have no [`exact`](Number::exact) result.
 //!
 //! This module must not know ranks, streams or libraries.
 
-use crate::element::{Element, Reduce};
 use half::{bf16, f16};
+use leasehold_collective::{Element, Reduce};
 use std::fmt::Debug;
 
 /// A type of elements that the model computes with.
