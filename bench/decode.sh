@@ -12,7 +12,7 @@ usage() {
 usage: bench/decode.sh [--model DIR] [--f32-model DIR] [--prompt-ids 1,2,3 | --prompt N] [--tokens N] [--threads "1 2"]
                        [--pairs N] [--dtype f32|bf16] [--peers "candle llama.cpp"] [--out FILE]
 
-  --model DIR        the model, weights as stored            (default: models/tiny-python/model)
+  --model DIR        the model, weights as stored            (default: models/llama/demo-model)
   --f32-model DIR    the same weights in f32: a second series (see `generate_model from=`)
   --prompt-ids LIST  (default: 316,221)
   --prompt N         the ids 5, 6, … of a prompt of N tokens
@@ -28,7 +28,7 @@ LLAMA_CPP names a Python with llama-cpp-python (default: python3), which the pee
 TEXT
 }
 
-model=$root/models/tiny-python/model f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 dtype=f32
+model=$root/models/llama/demo-model f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 dtype=f32
 peers=candle out=/dev/stdout
 while [ $# -gt 0 ]; do
     case $1 in

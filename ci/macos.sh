@@ -42,7 +42,7 @@ devices() {
     "$leasehold" devices && "$leasehold" devices | grep -q "$device"
 }
 golden() {
-    "$examples/check_golden" "$leasehold" models/tiny-python/model/golden.json device="$device" || return 1
+    "$examples/check_golden" "$leasehold" models/llama/demo-model/golden.json device="$device" || return 1
     for model in models/llama/tests/models/*/; do
         "$examples/check_golden" "$leasehold" "$model/golden.json" model="${model%/}" device="$device" || return 1
     done

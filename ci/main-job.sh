@@ -21,7 +21,7 @@ command=$target/release/leasehold
 workbench=$target/release/leasehold-workbench
 check() { "$examples/check_golden" "$command" "$@"; }
 simulated() { "$examples/check_golden" "$workbench" "$@"; }
-check models/tiny-python/model/golden.json threads="${THREADS:-1,2,3,4}"
+check models/llama/demo-model/golden.json threads="${THREADS:-1,2,3,4}"
 for model in models/llama/tests/models/*/; do
     model=${model%/}
     printf '%s: ' "${model##*/}"
@@ -47,9 +47,9 @@ for mode in eager graph; do
 done
 
 printf 'over the simulated CUDA driver, with the race detector on: '
-simulated models/tiny-python/model/golden.json device=cuda:0 sim="${SEED:-1}"
+simulated models/llama/demo-model/golden.json device=cuda:0 sim="${SEED:-1}"
 printf 'over the simulated Metal driver, with the race detector on: '
-simulated models/tiny-python/model/golden.json device=mps:0 sim="${SEED:-1}"
+simulated models/llama/demo-model/golden.json device=mps:0 sim="${SEED:-1}"
 # Without a GPU: a reason and status 1, no panic.
 if [ "${LEASEHOLD_GPU:-0}" = 0 ]; then
     status=0

@@ -22,14 +22,17 @@ cd "$(dirname "$0")/.."
 order() {
     for crate in capi collective leasehold mps cuda sim cpu engine hal alloc core; do
         grep -l "^diff --git a/[a-z]*/$crate/" testing/defects/*.patch || true
-    done
+    done | awk '!seen[$0]++'
 }
 
 if [ "${1:-}" = --check ]; then
     failed=0
     ordered=$(order)
     for patch in testing/defects/*.patch; do
-        git apply --check "$patch" || failed=1
+        git apply --check "$patch" || {
+            echo "$patch: no longer fits" >&2
+            failed=1
+        }
         case "
 $ordered
 " in

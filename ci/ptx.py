@@ -1,7 +1,7 @@
 """Compiles the operator library's and the conformance suite's CUDA sources to PTX with NVIDIA's run-time compiler, the operator library's also to machine code, and compares the result with what is committed.
 
 Run by ci/ptx.sh with the interpreter of an environment that has the compiler's wheel. `--bless` writes instead of comparing. The
-operator library's images are in models/kernels-cuda: a packed file for each, and the SHA-256 of what it unpacks to in kernels.lock.
+operator library's images are in its folder: a packed file for each, and the SHA-256 of what it unpacks to in kernels.lock.
 """
 
 import concurrent.futures
@@ -52,8 +52,8 @@ WITH_MACHINE_CODE = FOLDERS[0]
 # What users write, and what the emulator runs: compiled to see that it is CUDA C++.
 NEWEST = "compute_90"
 PROGRAMS = [*sorted(ROOT.glob("examples/*.cu")), *sorted(ROOT.glob("testing/emulator/tests/*.cu"))]
-IMAGES = ROOT / "models/kernels-cuda/images"
-LOCK = ROOT / "models/kernels-cuda/kernels.lock"
+IMAGES = ROOT / "models/operators/images"
+LOCK = ROOT / "models/operators/kernels.lock"
 
 
 class Compiler:

@@ -94,7 +94,7 @@ environment "$name" python3 "$plain" numpy ml_dtypes
 tests "$name" "$here/python/tests/core"
 "$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md
 "$work/$name/bin/python" examples/python/saxpy.py cpu:0
-"$work/$name/bin/python" examples/python/generate.py models/tiny-python/model
+"$work/$name/bin/python" examples/python/generate.py models/llama/demo-model
 echo "with NumPy: ok"
 
 # shellcheck disable=SC2046

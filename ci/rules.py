@@ -179,7 +179,7 @@ def width():
 def machine_paths():
     # Models keep the paths that others wrote into them.
     pattern = re.compile(r"(?<![\w.])/(work|tmp|home|root|Users)/")
-    without = (".lock", "tiny-python/model", "llama/tests/models", "ci/rules.py")
+    without = (".lock", "llama/demo-model", "llama/tests/models", "ci/rules.py")
     for place, line, _ in lines(select(without=without), pattern):
         yield f"{place}: {line.strip()[:160]}"
 
@@ -193,7 +193,7 @@ def registry():
 
 
 def links():
-    without = (".lock", "tiny-python/model/", "llama/tests/models", "ci/rules.py")
+    without = (".lock", "llama/demo-model/", "llama/tests/models", "ci/rules.py")
     pattern = re.compile(r"https?://([A-Za-z0-9._:-]+)")
     for name in select(without=without):
         for match in pattern.finditer(text(name)):

@@ -16,4 +16,4 @@ if ! cmp -s "$target/serve-needed" "$environment/needed"; then
     "$environment/bin/pip" install -r "$target/serve-needed"
     cp "$target/serve-needed" "$environment/needed"
 fi
-"$environment/bin/python" models/serve/test_openai.py "$target/debug/leasehold-serve" models/tiny-python/model
+"$environment/bin/python" models/serve/test_openai.py "$target/debug/leasehold-serve" models/llama/demo-model

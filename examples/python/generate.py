@@ -2,7 +2,7 @@
 
     python generate.py DIRECTORY [cpu:0 | cuda:0 | ...]
 
-DIRECTORY is a Llama, Mistral, Qwen2 or Qwen3 of Hugging Face; `models/tiny-python/model` is a small one.
+DIRECTORY is a Llama, Mistral, Qwen2 or Qwen3 of Hugging Face; `models/llama/demo-model` is a small one.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ class Test(unittest.TestCase):
         self.addCleanup(server.process.kill)
         server.wait("weight_bytes", 0)
         stream = server.client.completions.create(
-            model="tiny-python", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
+            model="demo-model", prompt=PROMPT, max_tokens=100, temperature=0, stream=True
         )
         first = next(iter(stream))
         server.process.send_signal(signal.SIGTERM)

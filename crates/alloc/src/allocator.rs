@@ -15,24 +15,30 @@
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
-use crate::buffer::{Buffer, CLASSLESS, Row, WATCHED};
+use crate::buffer::{Buffer, CHECKED, CLASSLESS, Row};
+use crate::checks::{DebugChecks, SweepScope};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
-use crate::counters::Counters;
+use crate::core::Core;
 use crate::debug::Finding;
-use crate::destroy::{release, sweep};
+use crate::destroy::{orphan, release, sweep};
+use crate::external::ask_external;
 use crate::heap::STRIDE;
 use crate::imports::Protection;
 use crate::layout::{Layout, UNIT, UNIT_SHIFT};
+use crate::live::Live;
 use crate::lock::Lock;
 use crate::paths::last;
-use crate::ranges::Ranges;
-use crate::state::{Core, Deferred, Inner, On, Reclaimer, inner_of, kind_bits};
+use crate::reclaimers::{Reclaimer, Reclaimers};
+use crate::state::{Inner, inner_of};
 use crate::store::Store;
-use crate::table::{Table, Vacant};
+use crate::stream::On;
+use crate::supply::{Counter, Supply};
+use crate::table::Table;
 use crate::thread_cache::ThreadCaches;
-use crate::watch::{SweepScope, Watch};
-use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
+use crate::trace::Trace;
+use crate::trim::trim;
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, CachePadded};
 use leasehold_core::{
     AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result, TryOnceLock,
     UniqueLease,
@@ -97,9 +103,10 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         // SAFETY: the keeper's count keeps the allocator alive up to `release`.
         unsafe {
-            self.0.as_ref().orphan();
+            let inner = self.0.as_ref();
+            orphan(inner);
             // The drop of a lease must ask neither the host nor the driver.
-            self.0.as_ref().ask_external();
+            ask_external(&inner.core, &inner.table);
             release(self.0, 1);
         }
     }
@@ -131,7 +138,8 @@ impl Allocator {
             let wanted = "want a power of two of at least 512";
             return Err(Error::invalid(format!("granule of {granule} bytes: {wanted}")));
         }
-        let watch = Watch::new(&config, &*backing)?;
+        let checks = DebugChecks::new(&config, &*backing)?;
+        let trace = Trace::new(config.trace_events)?;
         let mut store = Store::new(caps.granule);
         let (mut reservation, mut most_align) = (None, caps.granule.max(STRIDE));
         if caps.vmm && caps.reserve && !config.debug.direct() {
@@ -166,60 +174,43 @@ impl Allocator {
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         // A block in a thread cache keeps the slab run or the granule around it from being empty.
         let fit = config.thread_caches && config.policy != Policy::Compact;
-        let caches = if fit && watch.is_none() {
+        let caches = if fit && !checks.is_on() {
             // All shards together hold back a small part of the memory at most, and give it up
             // before any is taken from the driver.
-            let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
-            const FEW: u64 = 1 << 20;
-            let [small, large, depot] = [
-                config.thread_cache_bytes.min(most.max(FEW)),
-                config.thread_cache_large_bytes.min(most),
-                config.depot_bytes.min(most),
-            ];
-            ThreadCaches::new(threads, small, large, depot).within_budget(limit != u64::MAX)
+            let most = caps.physical.min(limit) / 64 / (threads as u64 * 2).clamp(4, 64);
+            ThreadCaches::of_memory(threads, most).within_budget(limit != u64::MAX)
         } else {
             ThreadCaches::none()
         };
-        let core = Core {
-            store,
-            ranges: Ranges::default(),
-            vacant: Vacant::new(),
-            orphan: false,
-            keeps: Vec::new(),
-            deferred: Deferred::NONE,
-            retired: Deferred::NONE,
-            imported: 0,
-            imported_bytes: 0,
-            allocations: 0,
-            remaps: 0,
-        };
         // Without thread caches no block is of a class of theirs.
-        let classless = if caches.is_none() { CLASSLESS } else { 0 };
-        let row_flags =
-            kind_bits(config.host_kind) | classless | if watch.is_some() { WATCHED } else { 0 };
-        let inner = Box::new(Inner {
+        let flags = config.host_kind.bits()
+            | if caches.is_none() { CLASSLESS } else { 0 }
+            | if checks.is_on() { CHECKED } else { 0 };
+        let budget = Budget::new(limit, shared_budget);
+        let inner = Box::into_raw(Box::new(Inner {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
-            table: Table::new(),
+            table: Table::new(flags),
             caches,
-            core: CachePadded::new(Lock::new(core)),
-            backing,
-            caps,
+            core: CachePadded::new(Lock::new(Core::new(store))),
+            supply: Supply::new(backing, budget, trace),
             config,
-            budget: Budget::new(limit, shared_budget),
-            counters: Counters::default(),
-            reclaimers: Mutex::new(Vec::new()),
+            live: Live::default(),
+            in_graphs: AtomicU64::new(0),
+            in_executables: Counter::default(),
+            reclaimers: Reclaimers::default(),
             retired: AtomicU32::new(0),
-            grows: AtomicBool::new(false),
-            row_flags,
+            checks,
             reservation,
             most_align,
-            watch,
-            lost: OnceLock::new(),
             next_deferred: None,
-        });
+        }));
         // SAFETY: a box is never null.
-        Ok(Allocator(Arc::new(Keeper(unsafe { NonNull::new_unchecked(Box::into_raw(inner)) }))))
+        let inner = unsafe { NonNull::new_unchecked(inner) };
+        // SAFETY: just made, and shared with nobody. The whole of it: `last` reaches the rest
+        // through the owner.
+        unsafe { inner.as_ref() }.table.set_owner(inner.as_ptr().cast());
+        Ok(Allocator(Arc::new(Keeper(inner))))
     }
 
     #[inline]
@@ -230,7 +221,7 @@ impl Allocator {
 
     /// The capabilities of the backing.
     pub fn caps(&self) -> BackingCaps {
-        self.inner().caps
+        self.inner().supply.caps
     }
 
     /// The settings that the allocator was made with; the budget as it was then.
@@ -293,7 +284,7 @@ impl Allocator {
         protection: Protection,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
-        let first = Inner::first_lease;
+        let first = Row::first_lease;
         // SAFETY: the caller's promise is this one.
         unsafe { self.inner().import((addr, native), bytes, protection, keep, first) }
     }
@@ -313,8 +304,7 @@ impl Allocator {
         native: u64,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
-        let (place, both, unlisted) =
-            ((addr, native), Protection::ReadWrite, Inner::unlisted_lease);
+        let (place, both, unlisted) = ((addr, native), Protection::ReadWrite, Row::unlisted_lease);
         // SAFETY: the caller's promise is this one.
         unsafe { self.inner().import(place, bytes, both, keep, unlisted) }
     }
@@ -329,13 +319,8 @@ impl Allocator {
         let Some(row) = inner.table.get(h.index()) else { return Err(Error::stale("buffer", h)) };
         loop {
             match row.header.try_acquire(h.generation()) {
-                Ok(()) => {
-                    // SAFETY: the count that was just taken is the lease's; the value lies in the
-                    // header's row.
-                    return Ok(unsafe {
-                        Lease::from_raw(inner.header_ptr(row), NonNull::from(&row.buffer))
-                    });
-                }
+                // SAFETY: the count that was just taken is the lease's.
+                Ok(()) => return Ok(unsafe { row.counted_lease() }),
                 Err(AcquireError::Stale) => return Err(Error::stale("buffer", h)),
                 Err(AcquireError::Occupied) => return Err(Error::Occupied { resource: "buffer" }),
                 Err(AcquireError::Frozen) => leasehold_core::sync::thread::yield_now(),
@@ -356,17 +341,14 @@ impl Allocator {
     /// `DeviceLost` and the driver's; what had gone by then is gone.
     pub fn trim(&self, keep: u64) -> Result<u64> {
         let inner = self.inner();
-        if let Some(e) = inner.lost.get() {
-            return Err(e.clone());
-        }
+        let (core, supply, table) = (&inner.core, &inner.supply, &inner.table);
+        supply.check_lost()?;
         inner.flush();
-        inner.ask_external();
+        ask_external(core, table);
         inner.sweep_retired();
-        if let Some(watch) = &inner.watch {
-            inner.sweep_held(watch, SweepScope::All);
-        }
+        inner.checks.sweep(core, supply, SweepScope::All);
         sweep();
-        inner.trim_core(keep)
+        trim(core, supply, table, keep)
     }
 
     /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them;
@@ -375,20 +357,60 @@ impl Allocator {
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let inner = self.inner();
-        let Some(watch) = &inner.watch else { return Vec::new() };
-        inner.sweep_held(watch, SweepScope::Due);
-        watch.findings()
+        inner.checks.sweep(&inner.core, &inner.supply, SweepScope::Due);
+        inner.checks.findings()
     }
 
     /// Notes the bytes that executables of graphs take now, for the reports. They are their
     /// manager's, and no memory of this allocator.
     pub fn note_executables(&self, bytes: u64) {
-        self.inner().counters.in_executables.store(bytes, Ordering::Relaxed);
+        self.inner().in_executables.set(bytes);
     }
 
     /// The state in numbers. Takes the lock for a moment.
     pub fn stats(&self) -> AllocStats {
-        self.inner().stats()
+        let inner = self.inner();
+        let Inner { supply, caches, .. } = inner;
+        let (held_back, findings) = inner.checks.numbers();
+        let core = inner.core.lock();
+        let (rows, kept, hits, _) = caches.stats();
+        let (free_ready, free_not_ready) = core.free_bytes(&inner.table);
+        let (heap, slabs) = (&core.store.heap, &core.store.slabs);
+        let live = inner.live.bytes(caches);
+        AllocStats {
+            live: u64::from(core.vacant.live).saturating_sub(core.imported + rows),
+            live_bytes: live,
+            live_peak: inner.live.peak().max(live),
+            reserved: supply.budget.reserved(),
+            reserved_peak: supply.budget.peak(),
+            imported: core.imported,
+            imported_bytes: core.imported_bytes,
+            free_ready,
+            free_not_ready,
+            free_in_slabs: slabs.bytes().1,
+            free_in_thread_caches: kept,
+            cached_pieces: heap.res.cached_bytes(),
+            idle_in_growing: core.ranges.idle_bytes(),
+            shared_in_growing: heap.res.shared,
+            quarantined: heap.res.quarantined + supply.kept_by_driver.get(),
+            held_back,
+            findings,
+            in_graphs: inner.in_graphs.load(Ordering::Relaxed),
+            in_executables: inner.in_executables.get(),
+            allocations: core.allocations + hits,
+            thread_cache_hits: hits,
+            growths: supply.growths.get(),
+            remaps: supply.remaps.get(),
+            host_waits: supply.host_waits.get(),
+            inserted_waits: supply.inserted_waits.get(),
+            failed: supply.failed.get(),
+            retired: inner.retired.load(Ordering::Relaxed).into(),
+            driver_calls: supply.backing.driver_calls(),
+            metadata: heap.host_bytes()
+                + slabs.host_bytes()
+                + u64::from(inner.table.len()) * size_of::<Row>() as u64,
+            limit: supply.budget.limit(),
+        }
     }
 
     /// The largest free range that has memory, in bytes, whatever stream may still use it. A
@@ -400,8 +422,8 @@ impl Allocator {
     /// Begins new peaks from what is live and reserved now.
     pub fn reset_peaks(&self) {
         let inner = self.inner();
-        inner.budget.reset_peak();
-        inner.counters.live_peak.store(inner.live_bytes(), Ordering::Relaxed);
+        inner.supply.budget.reset_peak();
+        inner.live.reset_peak(&inner.caches);
     }
 
     /// Brings everything whose last use is over to where every stream can take it, and drops what
@@ -410,8 +432,8 @@ impl Allocator {
     pub fn drain(&self) {
         let inner = self.inner();
         inner.flush();
-        inner.ask_external();
-        inner.settle(&mut inner.core.lock());
+        ask_external(&inner.core, &inner.table);
+        inner.core.lock().settle(&inner.table);
         inner.sweep_retired();
         sweep();
     }
@@ -419,14 +441,12 @@ impl Allocator {
     /// The most bytes to take from the driver from now on. Lowering it below what is taken stops
     /// growth; `trim` gives back.
     pub fn set_budget(&self, bytes: u64) {
-        self.inner().budget.set_limit(bytes);
+        self.inner().supply.budget.set_limit(bytes);
     }
 
     /// Registers something that can free memory when there is none; lower `priority` first.
     pub fn add_reclaimer(&self, priority: i32, reclaimer: Reclaimer) {
-        let mut list = self.inner().reclaimers.lock();
-        list.push((priority, Arc::new(reclaimer)));
-        list.sort_by_key(|r| r.0);
+        self.inner().reclaimers.add(priority, reclaimer);
     }
 
     /// Whether this allocator lent the buffer, and the lease shows that buffer: a lease that was
@@ -434,7 +454,7 @@ impl Allocator {
     #[inline]
     pub fn owns(&self, buffer: &Lease<Buffer>) -> bool {
         let header = buffer.header();
-        std::ptr::eq(header.owner(), self.inner().owner_ptr())
+        std::ptr::eq(header.owner(), self.inner().table.owner())
             && std::ptr::eq(Row::buffer_of(header), &raw const **buffer)
     }
 
@@ -452,7 +472,7 @@ impl Allocator {
     pub fn check(&self) -> Result<(), String> {
         let core = self.inner().core.lock();
         core.store.check()?;
-        core.check_ranges()
+        core.ranges.check(&core.store.heap.res)
     }
 }
 

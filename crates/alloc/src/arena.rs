@@ -17,10 +17,12 @@
 //! with the allocator's lock.
 
 use crate::allocator::Allocator;
-use crate::buffer::{ARENA, Buffer, Row, SYMBOLIC};
+use crate::buffer::{ARENA, Buffer, REGION, Row, SYMBOLIC};
+use crate::core::{ArenaMemory, Keep};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::planner::{Interval, plan};
-use crate::state::{ArenaMemory, Keep, On};
+use crate::state::Inner;
+use crate::stream::On;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, PackedTimepoint, Result, Timepoint, UniqueLease};
@@ -109,8 +111,8 @@ impl ArenaMemory for Arc<Region> {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.block.set_region(false);
-        self.allocator.inner().counters.in_graphs.fetch_sub(self.block.len(), Ordering::Relaxed);
+        self.block.set_flag(REGION, false);
+        self.allocator.inner().in_graphs.fetch_sub(self.block.len(), Ordering::Relaxed);
     }
 }
 
@@ -240,7 +242,7 @@ impl GraphArena {
             layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
         let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align)
             | SYMBOLIC;
-        let lease = self.0.allocator.inner().alloc_member(symbol, layout.size)?;
+        let lease = alloc_member(self.0.allocator.inner(), symbol, layout.size)?;
         plan.members.push(Member { symbol, layout, handle: lease.handle() });
         Ok(lease)
     }
@@ -286,7 +288,7 @@ impl GraphArena {
             // All of them before any is bound: a member that is not bound may keep the region for
             // nothing until it is dropped.
             for lease in &alive {
-                self.0.allocator.inner().keep_for(lease, region.clone())?;
+                keep_for(self.0.allocator.inner(), lease, region.clone())?;
             }
         }
         for lease in alive {
@@ -386,8 +388,8 @@ impl GraphArena {
             Layout::aligned(bytes, align)
         };
         let block = self.0.allocator.alloc_unique(layout, on)?;
-        block.set_region(true);
-        self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
+        block.set_flag(REGION, true);
+        self.0.allocator.inner().in_graphs.fetch_add(block.len(), Ordering::Relaxed);
         let region = Arc::new(Region { block, allocator: self.0.allocator.clone() });
         self.0.group.lock().push(region.clone());
         Ok(Some(region))
@@ -422,26 +424,22 @@ fn illegal(what: &str, state: ArenaState) -> Error {
     Error::state(format!("{what} on an arena that is {state:?}"))
 }
 
-impl crate::state::Inner {
-    /// A row for a member of an arena.
-    fn alloc_member(&self, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
-        let mut core = self.core.lock();
-        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        let flags = ARENA | crate::state::kind_bits(self.config.host_kind);
-        row.buffer.describe((symbol, 0), len, None, flags, PackedTimepoint::NEVER);
-        Ok(self.first_lease(row))
-    }
+/// A row for a member of an arena.
+fn alloc_member(inner: &Inner, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
+    let row = inner.table.take(&mut inner.core.lock().vacant)?;
+    inner.table.fill_special(row, (symbol, 0), len, None, ARENA);
+    Ok(row.first_lease())
+}
 
-    /// Keeps the memory alive until nobody holds the member of an arena.
-    fn keep_for(&self, lease: &Lease<Buffer>, region: Arc<Region>) -> Result<()> {
-        let keep = Keep::Member(Box::new(region));
-        let before = {
-            let mut core = self.core.lock();
-            core.room_to_keep(lease.header().index())?;
-            core.keep(lease.header().index(), keep)
-        };
-        // It may free a block: without the lock.
-        drop(before);
-        Ok(())
-    }
+/// Keeps the memory alive until nobody holds the member of an arena.
+fn keep_for(inner: &Inner, lease: &Lease<Buffer>, region: Arc<Region>) -> Result<()> {
+    let keep = Keep::Member(Box::new(region));
+    let before = {
+        let mut core = inner.core.lock();
+        core.room_to_keep(lease.header().index())?;
+        core.keep(lease.header().index(), keep)
+    };
+    // It may free a block: without the lock.
+    drop(before);
+    Ok(())
 }

@@ -1,14 +1,15 @@
 //! A block for a request, with its row and lease: of the heap, or of what the fallback finds.
-//!
-//! This module must not know thread caches, but for what they evict.
 
 use crate::buffer::Buffer;
 use crate::layout::Layout;
-use crate::state::{DEFERRED_AT_ONCE, Inner, On};
+use crate::state::Inner;
 use crate::store::Need;
+use crate::stream::On;
 use crate::thread_cache::Evicted;
-use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Lease, Result};
+
+/// Deferred rows that one allocation looks at.
+const DEFERRED_AT_ONCE: u32 = 4;
 
 impl Inner {
     /// A block of the heap, whatever its alignment.
@@ -34,23 +35,25 @@ impl Inner {
                 self.return_evicted_in(&mut core, evicted);
             }
             if core.deferred.any() {
-                self.free_deferred(&mut core, DEFERRED_AT_ONCE);
+                core.free_deferred(&self.table, DEFERRED_AT_ONCE);
             }
-            // (Each by itself: so what is known of a block need not lie in memory.)
+            // Two branches, so that the block's fields stay in registers.
             if let Some(class) = need.class {
                 if let Some(block) = core.store.take_slot(class.into(), on.timeline)? {
-                    return self.issue(&mut core, block, layout.size, on.timeline);
+                    let row = core.row_of(&self.table, block, layout.size, on.timeline)?;
+                    self.add_live(layout.size as i64);
+                    return Ok(row.first_lease());
                 }
             } else {
                 core.store.heap.extents.ensure(2)?;
-                let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
+                let row = self.table.take(&mut core.vacant)?;
                 if let Some(extent) =
                     core.store.heap.take_extent(need.units, need.align, on.timeline)
                 {
-                    self.fill(row, core.store.block(extent), layout.size, on.timeline);
+                    self.table.fill(row, core.store.block(extent), layout.size, on.timeline);
                     core.allocations += 1;
                     self.add_live(layout.size as i64);
-                    return Ok(self.first_lease(row));
+                    return Ok(row.first_lease());
                 }
                 self.table.put_bumped(&mut core.vacant, row);
             }
@@ -64,7 +67,9 @@ impl Inner {
     fn issue_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         let block = self.alloc_slow(need, layout, on)?;
         let mut core = self.core.lock();
-        let lent = self.issue(&mut core, block, layout.size, on.timeline);
-        lent.inspect_err(|_| _ = self.counters.failed.fetch_add(1, Ordering::Relaxed))
+        let row = core.row_of(&self.table, block, layout.size, on.timeline);
+        let row = row.inspect_err(|_| self.supply.failed.add(1))?;
+        self.add_live(layout.size as i64);
+        Ok(row.first_lease())
     }
 }

@@ -30,11 +30,12 @@ use leasehold_core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
 };
 use leasehold_core::{
-    Header, HeaderView, Name, NameCell, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint,
-    tags,
+    Header, HeaderView, Lease, Name, NameCell, PackedTimepoint, Tagged, Timeline, TimelineId,
+    Timepoint, tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
+use std::ptr::NonNull;
 
 /// The kind of host memory under a buffer, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +49,17 @@ pub enum HostKind {
     Pageable,
 }
 
+impl HostKind {
+    /// The bits of the kind in a word of flags.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            HostKind::None => 0,
+            HostKind::Pinned => 1,
+            HostKind::Pageable => 2,
+        }
+    }
+}
+
 /// The address of symbolic buffers has this bit set.
 pub const SYMBOLIC: u64 = 1 << 63;
 
@@ -56,7 +68,7 @@ pub(crate) const IMPORTED: u32 = 1 << 4;
 pub(crate) const ARENA: u32 = 1 << 5;
 pub(crate) const EMPTY: u32 = 1 << 6;
 /// Of an allocator with debug aids or a trace ring.
-pub(crate) const WATCHED: u32 = 1 << 7;
+pub(crate) const CHECKED: u32 = 1 << 7;
 /// Memory of a graph's arena.
 pub(crate) const REGION: u32 = 1 << 8;
 /// Other timelines than its home may have used it: the record is to be asked. Set with the first
@@ -153,7 +165,7 @@ impl Buffer {
     /// The kind of host memory under the buffer.
     #[inline]
     pub fn host_kind(&self) -> HostKind {
-        match self.flags.load(Ordering::Relaxed) & KIND_MASK {
+        match self.flags() & KIND_MASK {
             1 => HostKind::Pinned,
             2 => HostKind::Pageable,
             _ => HostKind::None,
@@ -163,7 +175,7 @@ impl Buffer {
     /// Whether it is memory that somebody else owns.
     #[inline]
     pub fn is_imported(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & IMPORTED != 0
+        self.flags() & IMPORTED != 0
     }
 
     /// Whether users must not write it: memory imported as
@@ -171,14 +183,14 @@ impl Buffer {
     /// [`Allocator::alloc_read_only`](crate::Allocator::alloc_read_only).
     #[inline]
     pub fn is_read_only(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
+        self.flags() & READ_ONLY != 0
     }
 
     /// Whether it is a growing block ([`Allocator::growing`](crate::Allocator::growing)): its
     /// length changes while it is held.
     #[inline]
     pub fn is_growing(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & GROWING != 0
+        self.flags() & GROWING != 0
     }
 
     /// The bytes at the beginning of a growing block that other blocks have too, or had
@@ -268,6 +280,17 @@ impl Buffer {
         if !self.overflow.load(LOAD).is_null() {
             self.overflowed(|s| s.iter().for_each(|&s| f(s)));
         }
+    }
+
+    /// Every use that goes on.
+    pub(crate) fn uses(&self) -> Vec<PackedTimepoint> {
+        let mut timepoints = Vec::new();
+        self.for_each_use(|s| {
+            if !s.has_passed() {
+                timepoints.push(s);
+            }
+        });
+        timepoints
     }
 
     /// Until when it may still be in use, if one timeline at most uses it: never, if none does.
@@ -404,9 +427,7 @@ impl Buffer {
                 }
             }
         }
-        if !self.overflow.load(LOAD).is_null() {
-            self.overflowed(|s| s.retain(|&s| !over(s)));
-        }
+        self.overflowed(|s| s.retain(|&s| !over(s)));
     }
 
     #[cold]
@@ -424,9 +445,7 @@ impl Buffer {
             // Lost to a newer read: that one stays.
             let _ = self.other_read.compare_exchange(read, 0, Ordering::AcqRel, LOAD);
         }
-        if !self.overflow.load(LOAD).is_null() {
-            self.overflowed(|s| s.retain(|&s| !over(s)));
-        }
+        self.overflowed(|s| s.retain(|&s| !over(s)));
     }
 
     #[cold]
@@ -542,23 +561,17 @@ impl Buffer {
         self.len.store(len, Ordering::Relaxed);
     }
 
-    /// From now on the length changes.
-    pub(crate) fn set_growing(&self) {
-        self.set_shared(0);
-        self.flags.fetch_or(GROWING, Ordering::Relaxed);
-    }
-
     /// The shared beginning of a growing block from now on.
     pub(crate) fn set_shared(&self, bytes: u64) {
         self.shared.store((bytes >> UNIT_SHIFT) as u32, Ordering::Release);
     }
 
-    /// Says whether users must not write it.
-    pub(crate) fn set_read_only(&self, yes: bool) {
+    /// Sets or clears a flag.
+    pub(crate) fn set_flag(&self, flag: u32, yes: bool) {
         if yes {
-            self.flags.fetch_or(READ_ONLY, Ordering::Relaxed);
+            self.flags.fetch_or(flag, Ordering::Relaxed);
         } else {
-            self.flags.fetch_and(!READ_ONLY, Ordering::Relaxed);
+            self.flags.fetch_and(!flag, Ordering::Relaxed);
         }
     }
 
@@ -584,15 +597,6 @@ impl Buffer {
     pub(crate) fn bind(&self, addr: u64, native: u64) {
         self.native.store(native, Ordering::Relaxed);
         self.addr.store(addr, Ordering::Release);
-    }
-
-    /// Says whether the block is memory of a graph's arena.
-    pub(crate) fn set_region(&self, yes: bool) {
-        if yes {
-            self.flags.fetch_or(REGION, Ordering::Relaxed);
-        } else {
-            self.flags.fetch_and(!REGION, Ordering::Relaxed);
-        }
     }
 
     #[inline]
@@ -655,6 +659,33 @@ impl Row {
     #[inline]
     pub(crate) fn buffer_of(header: HeaderView<'_>) -> *const Buffer {
         header.address().cast::<u8>().wrapping_add(std::mem::offset_of!(Row, buffer)).cast()
+    }
+
+    /// The first lease of a row that nobody holds.
+    #[inline]
+    pub(crate) fn first_lease(&self) -> Lease<Buffer> {
+        self.header.set_live_quietly(false);
+        // SAFETY: the count that was just set is the lease's.
+        unsafe { self.counted_lease() }
+    }
+
+    /// As [`first_lease`](Self::first_lease), but no handle ever leads to the row's buffer.
+    pub(crate) fn unlisted_lease(&self) -> Lease<Buffer> {
+        self.header.set_live_quietly(true);
+        // SAFETY: the count that was just set is the lease's.
+        unsafe { self.counted_lease() }
+    }
+
+    /// The lease of a count.
+    ///
+    /// # Safety
+    /// - The header counts a lease that nobody has.
+    #[inline]
+    pub(crate) unsafe fn counted_lease(&self) -> Lease<Buffer> {
+        // The whole row: the drop reaches the buffer through the header.
+        let header = NonNull::from(self).cast();
+        // SAFETY: the caller vouches for the count; the value lies in the header's row.
+        unsafe { Lease::from_raw(header, NonNull::from(&self.buffer)) }
     }
 
     pub(crate) fn new(header: Header) -> Self {

@@ -4,7 +4,6 @@ use crate::budget::SharedBudget;
 use crate::buffer::HostKind;
 use crate::debug::DebugAids;
 use leasehold_core::Text;
-use std::time::Duration;
 
 /// When free granules are moved to where they are needed instead of taking new memory. Needs a
 /// backing with virtual memory management.
@@ -143,22 +142,6 @@ pub struct AllocatorConfig {
     /// Thread caches in front of the lock. None with [`Policy::Compact`].
     /// Default: `true`.
     pub thread_caches: bool,
-    /// Bytes of small blocks (up to 64 KiB) that one shard of the thread caches may keep. Beyond 1
-    /// MiB only as far as all shards together stay below 1/64 of the memory.
-    /// Default: 16 MiB.
-    pub thread_cache_bytes: u64,
-    /// Bytes of small blocks of one stream that may lie in the depot behind the thread caches,
-    /// which they go to and come from by the list, where threads contend. At most 1/64 of the
-    /// memory for all of them.
-    /// Default: 64 MiB.
-    pub depot_bytes: u64,
-    /// Bytes of large blocks that one shard of the thread caches may keep, each up to half of this.
-    /// All shards together stay below 1/64 of the memory.
-    /// Default: 32 MiB.
-    pub thread_cache_large_bytes: u64,
-    /// How long an allocation that found nothing waits for another thread's free.
-    /// Default: `None`, which does not wait.
-    pub patience: Option<Duration>,
     /// The debug aids, which look for wrong uses of memory. All off.
     /// Default: none.
     pub debug: DebugAids,
@@ -179,10 +162,6 @@ impl Default for AllocatorConfig {
             budget: u64::MAX,
             shared_budget: None,
             thread_caches: true,
-            thread_cache_bytes: 16 << 20,
-            depot_bytes: 64 << 20,
-            thread_cache_large_bytes: 32 << 20,
-            patience: None,
             debug: DebugAids::default(),
             trace_events: 0,
         }

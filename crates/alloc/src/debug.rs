@@ -42,8 +42,8 @@ pub struct DebugAids {
     /// host can write.
     /// Default: `false`.
     pub poison: bool,
-    /// Bytes behind every buffer, at least, that nobody may write; with what rounding adds. Checked
-    /// when the buffer was freed and its last use is over. Needs memory that the host can write.
+    /// The smallest red zone behind each buffer, in bytes, which nobody may write. Checked when the
+    /// buffer was freed and its last use is over. Needs memory that the host can write.
     /// Default: 0, no red zones.
     pub red_zone: u64,
     /// Bytes of freed blocks that are kept from reuse, oldest first out.

@@ -32,7 +32,7 @@ const ROW: u64 = 1 << 44;
 pub(crate) const MOST_ROWS: u16 = align_of::<Row>() as u16 - 1;
 
 /// Lists of other timelines in a row for which a bin is given up.
-const PATIENCE: u32 = 8;
+const MOST_REFUSED: u32 = 8;
 
 /// Lists of rows for each of some timelines.
 pub(crate) struct Depot {
@@ -116,7 +116,7 @@ impl Depot {
         let mut kept = bin.kept.load(Ordering::Relaxed);
         if lists.timeline != timeline {
             lists.refused += 1;
-            if kept != 0 && lists.refused < PATIENCE {
+            if kept != 0 && lists.refused < MOST_REFUSED {
                 return false;
             }
             // SAFETY: the caller keeps the table of all rows in the bin alive.

@@ -4,9 +4,11 @@
 //! running work. Such an allocator is put aside here, and given back to the driver by a later call
 //! of any allocator that finds its streams done.
 
+use crate::checks::SweepScope;
+use crate::external::ask_external;
+use crate::idle::give_back_idle;
 use crate::state::Inner;
-use crate::watch::SweepScope;
-use leasehold_core::PackedTimepoint;
+use crate::trim::trim;
 #[cfg(not(loom))]
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::Ordering;
@@ -30,7 +32,7 @@ static DEFERRED: Mutex<Option<Box<Inner>>> = Mutex::new(None);
 /// the deferred ones are a list through the allocators themselves.
 #[cfg(not(loom))]
 fn destroy(mut inner: Box<Inner>) {
-    if inner.is_over() {
+    if inner.checks.is_over() && inner.core.lock().is_over(&inner.table) {
         drop(inner);
     } else {
         let mut deferred = DEFERRED.lock();
@@ -49,7 +51,7 @@ pub(crate) fn sweep() {
     // One by one: a list would be dropped by recursion.
     loop {
         let next = left.next_deferred.take();
-        left.ask_external();
+        ask_external(&left.core, &left.table);
         destroy(left);
         match next {
             Some(next) => left = next,
@@ -66,29 +68,12 @@ fn destroy(inner: Box<Inner>) {
 #[cfg(loom)]
 pub(crate) fn sweep() {}
 
-impl Inner {
-    /// The keeper is gone: from now on rows that come back count down.
-    pub(crate) fn orphan(&self) {
-        self.return_evicted_held(self.caches.flush(true));
-        let mut core = self.core.lock();
-        core.orphan = true;
-        self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
-    }
-
-    /// Whether every stream is done with the memory.
-    pub(crate) fn is_over(&self) -> bool {
-        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
-            return false;
-        }
-        let mut core = self.core.lock();
-        self.settle(&mut core);
-        let mut over = !core.deferred.any();
-        core.store.slabs.pending(|_, s| over &= s.has_passed());
-        self.each_aside(core.retired, |row| {
-            over &= row.buffer.used_until() == Some(PackedTimepoint::NEVER);
-        });
-        over && core.ranges.is_over() && core.store.heap.is_over()
-    }
+/// The keeper is gone: from now on rows that come back count down.
+pub(crate) fn orphan(inner: &Inner) {
+    inner.return_evicted_held(inner.caches.flush(true));
+    let mut core = inner.core.lock();
+    core.orphan = true;
+    inner.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
 }
 
 impl Drop for Inner {
@@ -97,13 +82,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let keeps = std::mem::take(&mut self.core.get_mut().keeps);
         drop(keeps);
-        if let Some(watch) = &self.watch {
-            self.sweep_held(watch, SweepScope::All);
-        }
-        self.end_ranges();
+        let (core, supply) = (&self.core, &self.supply);
+        self.checks.sweep(core, supply, SweepScope::All);
+        core.lock().ranges.park_all();
+        give_back_idle(core, supply, u64::MAX);
         // A trim that fails has given back what it could; the rest is the driver's own fault and
         // leaks. (The thread caches were closed when the keeper went.)
-        let _ = self.trim_core(0);
+        let _ = trim(core, supply, &self.table, 0);
         let Some((base, bytes)) = self.reservation.take() else { return };
         let heap = &self.core.get_mut().store.heap;
         // One span, whole again unless the driver kept a part.
@@ -111,7 +96,7 @@ impl Drop for Inner {
         if spans.all(|s| heap.extents[s.first].units == s.units) {
             // SAFETY: the reservation is taken out of the allocator; its one span is whole again,
             // so nothing is mapped in it.
-            unsafe { self.backing.release(base, bytes) };
+            unsafe { self.supply.backing.release(base, bytes) };
         }
     }
 }

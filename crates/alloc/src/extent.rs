@@ -27,7 +27,7 @@ pub(crate) fn or_dummy(id: u32) -> u32 {
 pub(crate) enum State {
     /// A table entry that describes nothing.
     Vacant,
-    /// Free; in the index of its lane. Some of its granules may be backed by nothing.
+    /// Free; in the index of its list. Some of its granules may be backed by nothing.
     Free,
     /// Lent, or a slab run.
     Used,
@@ -58,14 +58,14 @@ pub(crate) struct Extent {
     pub(crate) holes: u32,
     pub(crate) span: u16,
     pub(crate) state: State,
-    /// While free: the lane it lies in. While used: the lane it was taken from.
-    pub(crate) lane: u8,
+    /// While free: the list it lies in. While used: the list it was taken from.
+    pub(crate) list: u8,
 }
 
-/// The further fields of a block in a timeline's lane.
+/// The further fields of a block in a timeline's list.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cold {
-    /// When the memory's last use is over. Meaningful unless the lane is lane 0.
+    /// When the memory's last use is over. Meaningful unless the list is list 0.
     pub(crate) timepoint: PackedTimepoint,
     /// Links in the order of release.
     pub(crate) age_prev: u32,
@@ -88,7 +88,7 @@ impl Extent {
         holes: 0,
         span: 0,
         state: State::Vacant,
-        lane: 0,
+        list: 0,
     };
 
     #[inline]
@@ -163,10 +163,10 @@ impl Extents {
         self.held -= n;
     }
 
-    /// When an extent's last use is over, as far as it lies or lay in a timeline's lane.
+    /// The extent's last use. Known only for extents that a stream's list holds or held.
     #[inline]
     pub(crate) fn timepoint(&self, id: u32) -> PackedTimepoint {
-        if self[id].lane == 0 { PackedTimepoint::NEVER } else { self.cold[id as usize].timepoint }
+        if self[id].list == 0 { PackedTimepoint::NEVER } else { self.cold[id as usize].timepoint }
     }
 
     /// A vacant entry. The caller has made sure of it with [`ensure`](Self::ensure).

@@ -6,8 +6,8 @@
 //! free granules first as the policy says, then with idle memory of growing blocks · 5 let the
 //! stream wait for other streams' memory · 6 flush all thread caches · 7 move free granules
 //! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices, if there
-//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 wait for
-//! another thread's free · 11 `OutOfMemory` with the trail.
+//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 `OutOfMemory`
+//! with what was tried.
 //!
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
 //! are released and it tries again. This one asks for waits before it gives up, and knows what each
@@ -15,20 +15,21 @@
 //!
 //! No attempt holds the lock across a call of the backing, a timeline or a reclaimer.
 
+use crate::checks::SweepScope;
 use crate::config::CrossStream;
+use crate::external::ask_external;
 use crate::host;
+use crate::idle::{give_back_idle, trim_idle};
 use crate::layout::Layout;
-use crate::oom::Trail;
+use crate::oom::AttemptLog;
 use crate::ring::EventKind;
-use crate::state::{Inner, On, Reclaimer};
+use crate::state::Inner;
 use crate::store::{Block, Found, Need};
-use crate::watch::SweepScope;
-use leasehold_core::sync::Arc;
-use leasehold_core::sync::atomic::Ordering;
+use crate::stream::On;
+use crate::supply::Supply;
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, PackedTimepoint, Result, Timeline};
-use std::panic::AssertUnwindSafe;
-use std::time::{Duration, Instant};
+use leasehold_core::{PackedTimepoint, Result, Timeline};
+use std::time::Instant;
 
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
@@ -37,101 +38,84 @@ impl Inner {
     /// The slow path of an allocation.
     pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Block> {
         self.sweep_retired();
-        self.trim_idle();
+        trim_idle(&self.core, &self.supply);
         crate::destroy::sweep();
-        let mut trail = Trail::default();
-        let found = if let Some(e) = self.lost.get() {
-            Err(e.clone())
-        } else if layout.size > self.budget.limit() {
-            Err(self.over_budget(layout.size))
-        } else if self.caps.vmm && layout.size > self.caps.physical {
-            // Such a driver gives no more than it has.
-            Ok(None)
-        } else {
-            self.attempts(need, layout, on, &mut trail)
-        };
-        let failure = match found {
-            Ok(Some(block)) => return Ok(block),
-            Ok(None) => self.report(layout, trail.notes, trail.refused),
-            Err(e) => e,
-        };
-        self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        if matches!(failure, Error::DeviceLost { .. }) {
-            self.lost.get_or_init(|| failure.clone());
-        }
-        Err(failure)
+        let mut log = AttemptLog::default();
+        let supply = &self.supply;
+        let found = supply.check_lost().and_then(|()| {
+            if layout.size > supply.budget.limit() {
+                return Err(supply.over_budget(layout.size));
+            }
+            if supply.caps.vmm && layout.size > supply.caps.physical {
+                // Such a driver gives no more than it has.
+                return Ok(None);
+            }
+            self.attempts(need, layout, on, &mut log)
+        });
+        found
+            .and_then(|block| block.ok_or_else(|| self.report(layout, log)))
+            .inspect_err(|e| supply.note_failure(e))
     }
 
     /// The attempts, in order.
-    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, log: &mut AttemptLog) -> Found {
         // 1, 2
         if let Some(block) = self.take_known(need, on)? {
             return Ok(Some(block));
         }
         // Nobody but this call makes external timelines progress.
         if Timeline::any_external() {
-            self.ask_external();
+            ask_external(&self.core, &self.table);
             if let Some(block) = self.take_known(need, on)? {
                 return Ok(Some(block));
             }
         }
         // 3
         if self.config.cross_stream == CrossStream::InsertWait
-            && let Some(block) = self.insert_wait(need, on, trail)?
+            && let Some(block) = self.insert_wait(need, on, log)?
         {
             return Ok(Some(block));
         }
         // 4
-        if let Some(block) = self.grow(need, on, false, trail)? {
+        if let Some(block) = self.grow(need, on, false, log)? {
             return Ok(Some(block));
         }
-        if self.give_back_idle(layout.size) > 0
-            && let Some(block) = self.grow(need, on, false, trail)?
+        if give_back_idle(&self.core, &self.supply, layout.size) > 0
+            && let Some(block) = self.grow(need, on, false, log)?
         {
             return Ok(Some(block));
         }
         // 5
         if self.config.cross_stream == CrossStream::IfReady
-            && let Some(block) = self.insert_wait(need, on, trail)?
+            && let Some(block) = self.insert_wait(need, on, log)?
         {
             return Ok(Some(block));
         }
         // 6, 7
         self.flush();
-        if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
+        if let Some(block) = self.attempt_forced(need, layout, on, log)? {
             return Ok(Some(block));
         }
         // 8
-        if let Some(block) = self.reclaim(need, layout, on, trail)? {
+        if let Some(block) = self.reclaim(need, layout, on, log)? {
             return Ok(Some(block));
         }
         // 9
         let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.patience()));
         while waits < MOST_WAITS
             && self.may_fit(layout.size)
-            && self.wait_for_memory(need, on, deadline, trail)?
+            && self.wait_for_memory(need, on, deadline, log)
         {
             waits += 1;
             self.sweep_retired();
-            self.give_back_idle(layout.size);
-            if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
+            give_back_idle(&self.core, &self.supply, layout.size);
+            if let Some(block) = self.attempt_forced(need, layout, on, log)? {
                 return Ok(Some(block));
             }
         }
         if waits > 0 {
-            trail
-                .note(format_args!("waited {waits} times for streams to be done with free memory"));
+            log.note(format_args!("waited {waits} times for streams to be done with free memory"));
         }
-        // 10
-        let Some(patience) = self.config.patience else { return Ok(None) };
-        let begin = Instant::now();
-        while begin.elapsed() < patience {
-            std::thread::sleep(Duration::from_millis(1).min(patience));
-            if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
-                return Ok(Some(block));
-            }
-        }
-        trail.note(format_args!("waited {patience:?} for another thread's free"));
         Ok(None)
     }
 
@@ -141,7 +125,7 @@ impl Inner {
         let evicted = self.caches.flush_own(thread_number());
         let mut core = self.core.lock();
         self.return_evicted_in(&mut core, evicted);
-        self.settle(&mut core);
+        core.settle(&self.table);
         let moves = self.may_move(&core);
         let align = moves && self.has_few_granules() && self.reservation.is_some();
         core.store.heap.align_large(align);
@@ -157,11 +141,17 @@ impl Inner {
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without
     /// rounding.
-    fn attempt_forced(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+    fn attempt_forced(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+        log: &mut AttemptLog,
+    ) -> Found {
         if let Some(block) = self.take_coalesced(need, on)? {
             return Ok(Some(block));
         }
-        if let Some(block) = self.grow(need, on, true, trail)? {
+        if let Some(block) = self.grow(need, on, true, log)? {
             return Ok(Some(block));
         }
         // The lowest place that fits may lack memory that is not to be had, while a higher one has
@@ -174,14 +164,14 @@ impl Inner {
             }
         }
         match exact {
-            Some(exact) => self.grow(exact, on, true, trail),
+            Some(exact) => self.grow(exact, on, true, log),
             None => Ok(None),
         }
     }
 
     /// Takes memory that another stream may still be using and lets this one wait for it on the
     /// device.
-    fn insert_wait(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Found {
+    fn insert_wait(&self, need: Need, on: On<'_>, log: &mut AttemptLog) -> Found {
         let block = {
             let mut core = self.core.lock();
             let fine =
@@ -192,58 +182,34 @@ impl Inner {
         if let Some(point) = block.timepoint.timepoint() {
             if let Err(e) = on.source.wait(point) {
                 self.core.lock().store.free(block.placement, block.timepoint);
-                trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
+                log.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
-            self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
-            self.trace_wait(EventKind::StreamWait, point.timeline_id(), 0);
+            self.supply.inserted_waits.add(1);
+            self.supply.trace.wait(EventKind::StreamWait, point.timeline_id(), 0);
         }
         Ok(Some(block))
     }
 
-    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
-        let mut next = 0;
-        loop {
-            let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else {
-                return Ok(None);
-            };
-            next += 1;
-            for _ in 0..64 {
-                let Some(freed) = self.call_reclaimer(&reclaimer, layout.size) else {
-                    trail.note(format_args!("a reclaimer panicked and is not called again"));
-                    next -= 1;
-                    break;
-                };
-                if let Some(watch) = &self.watch {
-                    self.sweep_held(watch, SweepScope::All);
-                }
-                if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
-                    return Ok(Some(block));
-                }
-                if freed == 0 {
-                    break;
-                }
+    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, log: &mut AttemptLog) -> Found {
+        self.reclaimers.each(layout.size, |panicked| {
+            if panicked {
+                log.note(format_args!("a reclaimer panicked and is not called again"));
             }
-        }
-    }
-
-    /// Calls a reclaimer. `None`: it panicked, and is none any more.
-    pub(crate) fn call_reclaimer(&self, reclaimer: &Arc<Reclaimer>, bytes: u64) -> Option<u64> {
-        let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(bytes))).ok();
-        if freed.is_none() {
-            self.reclaimers.lock().retain(|r| !Arc::ptr_eq(&r.1, reclaimer));
-        }
-        freed
+            self.checks.sweep(&self.core, &self.supply, SweepScope::All);
+            self.attempt_forced(need, layout, on, log)
+        })
     }
 
     /// Whether so many bytes would fit if all work were over: no lease holds them, and budget and
     /// device have as many.
     fn may_fit(&self, bytes: u64) -> bool {
-        let taken = self.budget.committed();
-        let room = self.budget.room().min(self.caps.physical.saturating_sub(taken));
+        let Supply { budget, caps, .. } = &self.supply;
+        let taken = budget.committed();
+        let room = budget.room().min(caps.physical.saturating_sub(taken));
         // Memory that growing blocks share is counted with each of them.
         let shared = self.core.lock().store.heap.res.shared;
-        bytes <= (taken + room).saturating_sub(self.live_bytes().saturating_sub(shared))
+        bytes <= (taken + room).saturating_sub(self.live.bytes(&self.caches).saturating_sub(shared))
     }
 
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait
@@ -253,27 +219,22 @@ impl Inner {
         need: Need,
         on: On<'_>,
         deadline: Option<Instant>,
-        trail: &mut Trail,
-    ) -> Result<bool> {
+        log: &mut AttemptLog,
+    ) -> bool {
         let timepoint = {
             let core = self.core.lock();
             let mut more = Vec::new();
             // Without host memory for all of them the choice is a worse one.
-            self.each_deferred(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
-            core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
-            core.ranges.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
+            core.each_pending(&self.table, |bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
-        let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return Ok(false) };
+        let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return false };
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        match self.wait_point(point, on, left) {
-            Ok(()) => Ok(PackedTimepoint::from(point).has_passed()),
-            Err(e) => {
-                trail.note(format_args!("waiting for {point:?}: {e}"));
-                // A failed stream's memory is usable once its work is over. The loss may be another
-                // device's: the backing reports the loss of this one.
-                Ok(PackedTimepoint::from(point).has_passed())
-            }
+        if let Err(e) = self.supply.wait(point, on, left) {
+            // A failed stream's memory is usable once its work is over. The loss may be another
+            // device's: the backing reports the loss of this one.
+            log.note(format_args!("waiting for {point:?}: {e}"));
         }
+        PackedTimepoint::from(point).has_passed()
     }
 }

@@ -6,17 +6,19 @@
 //! a device.
 
 use crate::allocator::Allocator;
-use crate::backing::Chunk;
-use crate::buffer::{Buffer, GROWING, Row};
+use crate::buffer::{Buffer, GROWING, READ_ONLY, Row};
+use crate::core::{Core, Keep};
 use crate::host;
+use crate::idle::{empty_tail, give_back_idle, release_range, trim_idle};
 use crate::imports::Protection;
 use crate::layout::Layout;
-use crate::oom::Trail;
-use crate::ranges::{Busy, Range, busy};
-use crate::state::{Core, Inner, Keep, On, kind_bits, uses};
-use leasehold_core::sync::atomic::Ordering;
+use crate::oom::AttemptLog;
+use crate::ranges::{Busy, busy};
+use crate::state::Inner;
+use crate::stream::On;
+use crate::trim::unmap_old;
 use leasehold_core::sync::thread::yield_now;
-use leasehold_core::{Error, Lease, PackedTimepoint, Result};
+use leasehold_core::{Error, Lease, Result};
 use std::any::Any;
 
 impl Allocator {
@@ -95,12 +97,12 @@ impl Allocator {
     ///   submitted later.
     pub unsafe fn shrink(&self, block: &Lease<Buffer>, bytes: u64, record: &Buffer) -> Result<()> {
         let inner = self.inner();
-        let (at, granule) = (self.growing_at(block)?, inner.caps.granule);
+        let (at, granule) = (self.growing_at(block)?, inner.supply.caps.granule);
         let mut core = inner.core.lock();
-        let Some(range) = core.ranges.0[at].as_mut() else { return Ok(()) };
+        let Some(range) = core.ranges.get_mut(at) else { return Ok(()) };
         let len = block.len();
         if bytes < len {
-            let mut until = uses(record);
+            let mut until = record.uses();
             host::room(&mut range.until, until.len())?;
             range.until.clear();
             range.until.append(&mut until);
@@ -125,10 +127,11 @@ impl Allocator {
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
         let place = (block.addr(), block.native());
-        let first = Inner::first_lease;
+        let first = Row::first_lease;
         // SAFETY: no byte, so nothing that anybody might use.
         let buffer = unsafe { self.inner().import(place, 0, Protection::ReadWrite, keep, first) }?;
-        buffer.set_growing();
+        buffer.set_shared(0);
+        buffer.set_flag(GROWING, true);
         Ok(buffer)
     }
 
@@ -153,7 +156,7 @@ impl Allocator {
     pub fn alloc_read_only(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         // Nobody finds it by a handle before.
         let buffer = self.alloc_unique(layout, on)?;
-        buffer.set_read_only(true);
+        buffer.set_flag(READ_ONLY, true);
         Ok(buffer.share())
     }
 
@@ -176,33 +179,28 @@ impl Allocator {
 
 impl Inner {
     fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
+        let supply = &self.supply;
         let bytes = self.most(most)?;
-        self.sweep_retired();
-        self.trim_idle();
-        if let Some(at) = self.adopt(bytes) {
-            return self.issue_growing(at, Self::first_lease);
+        let adopted = self.core.lock().ranges.adopt(bytes);
+        if let Some(at) = adopted {
+            return self.issue_growing(at, Row::first_lease);
         }
-        let vmm = self.caps.vmm && self.caps.reserve;
-        let (base, chunk) = if vmm {
-            (self.backing.reserve(bytes)?, None)
+        let (base, chunk) = if supply.caps.vmm && supply.caps.reserve {
+            (supply.backing.reserve(bytes)?, None)
         } else {
-            if !self.budget.take(bytes) {
-                return Err(self.over_budget(bytes));
-            }
-            // SAFETY: at no address in particular.
-            let chunk = unsafe { self.backing.commit(None, bytes) }
-                .inspect_err(|_| self.budget.undo(bytes))?;
-            self.budget.keep(bytes);
+            let chunk = supply.take_segment(bytes)?;
             (chunk.addr, Some(chunk))
         };
-        let at = self.add_range((base, bytes), (base, bytes), chunk);
-        let at = at.inspect_err(|_| _ = self.release_range(base, bytes, chunk))?;
-        self.issue_growing(at, Self::first_lease)
+        let at = self.core.lock().ranges.add((base, bytes), (base, bytes), chunk);
+        // SAFETY: just taken for this block, which was not written down.
+        let at = at.inspect_err(|_| _ = unsafe { release_range(supply, base, bytes, chunk) })?;
+        self.issue_growing(at, Row::first_lease)
     }
 
     fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
+        let supply = &self.supply;
         let bytes = self.most(most)?;
-        if !(self.caps.vmm && self.caps.reserve) {
+        if !(supply.caps.vmm && supply.caps.reserve) {
             return Err(Error::Unsupported(
                 "blocks that grow side by side, without virtual memory; make buffers of the maximum".into(),
             ));
@@ -210,111 +208,59 @@ impl Inner {
         let all = bytes.checked_mul(count as u64).filter(|&b| b > 0).ok_or_else(|| {
             Error::invalid(format!("{count} growing blocks of {most} bytes; want 1 or more, and fewer than there are addresses"))
         })?;
-        self.sweep_retired();
-        self.trim_idle();
         let mut parts = Vec::new();
         host::room(&mut parts, count)?;
-        let base = self.backing.reserve(all)?;
+        let base = supply.backing.reserve(all)?;
         for i in 0..count as u64 {
-            let at = self.add_range((base + i * bytes, bytes), (base, all), None);
+            let at = self.core.lock().ranges.add((base + i * bytes, bytes), (base, all), None);
             // Later the blocks that there are take the reservation along.
             let first = |_: &Error| {
                 if i == 0 {
-                    self.release_range(base, all, None);
+                    // SAFETY: just reserved for these blocks, none of which was written down.
+                    unsafe { release_range(supply, base, all, None) };
                 }
             };
-            parts.push(self.issue_growing(at.inspect_err(first)?, Self::unlisted_lease)?);
+            parts.push(self.issue_growing(at.inspect_err(first)?, Row::unlisted_lease)?);
         }
         Ok(parts)
     }
 
-    /// The bytes of a new block, in whole granules.
+    /// The bytes of a new block, in whole granules. What is idle elsewhere goes back first.
     fn most(&self, most: u64) -> Result<u64> {
-        if let Some(e) = self.lost.get() {
-            return Err(e.clone());
-        }
-        let bytes = most.checked_next_multiple_of(self.caps.granule).filter(|&b| b > 0);
-        bytes.ok_or_else(|| {
+        self.supply.check_lost()?;
+        let bytes = most.checked_next_multiple_of(self.supply.caps.granule).filter(|&b| b > 0);
+        let bytes = bytes.ok_or_else(|| {
             Error::invalid(format!("a growing block of {most} bytes at most; want 1 or more"))
-        })
-    }
-
-    /// Writes a new block's addresses down, which lie in a reservation. It is held.
-    fn add_range(
-        &self,
-        (base, bytes): (u64, u64),
-        reserved: (u64, u64),
-        chunk: Option<Chunk>,
-    ) -> Result<usize> {
-        let mapped = if chunk.is_some() { bytes } else { 0 };
-        let range = Range {
-            base,
-            bytes,
-            reserved,
-            committed: 0,
-            mapped,
-            shared: 0,
-            pieces: Vec::new(),
-            chunk,
-            until: Vec::new(),
-            held: true,
-            busy: Busy::No,
-            broken: false,
-        };
-        let mut core = self.core.lock();
-        let ranges = &mut core.ranges.0;
-        let at = ranges.iter().position(Option::is_none).unwrap_or(ranges.len());
-        host::room(ranges, 1)?;
-        if at == ranges.len() {
-            ranges.push(None);
-        }
-        ranges[at] = Some(range);
-        self.grows.store(true, Ordering::Relaxed);
-        Ok(at)
-    }
-
-    /// The parked block of this maximum that has the most memory, held from now on.
-    fn adopt(&self, bytes: u64) -> Option<usize> {
-        let mut core = self.core.lock();
-        let fits = |r: &Range| {
-            !r.held && r.busy == Busy::No && !r.broken && r.shared == 0 && r.bytes == bytes
-        };
-        let all = core.ranges.0.iter_mut().enumerate();
-        let fitting = all.filter_map(|(at, r)| Some((at, r.as_mut().filter(|r| fits(r))?)));
-        let (at, range) = fitting.max_by_key(|(_, r)| r.mapped)?;
-        range.held = true;
-        Some(at)
+        })?;
+        self.sweep_retired();
+        trim_idle(&self.core, &self.supply);
+        Ok(bytes)
     }
 
     /// The lease of a block that is held from now on; without one it is parked.
     fn issue_growing(
         &self,
         at: usize,
-        lease: impl FnOnce(&Self, &Row) -> Lease<Buffer>,
+        lease: impl FnOnce(&Row) -> Lease<Buffer>,
     ) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
-        let made = self.table.take(&mut core.vacant, self.owner_ptr()).and_then(|row| {
-            let room = core.room_to_keep(row.header.index());
-            room.inspect_err(|_| self.table.put(&mut core.vacant, row)).map(|()| row)
-        });
-        let row = made.inspect_err(|_| core.ranges.park(at as u32))?;
+        let row = core.take_keeping_row(&self.table);
+        let row = row.inspect_err(|_| core.ranges.park(at as u32))?;
         core.keep(row.header.index(), Keep::Growing(at as u32));
-        let (base, native) = core.ranges.0[at]
-            .as_ref()
-            .map_or((0, 0), |r| (r.base, r.chunk.map_or(0, |c| c.native)));
-        let flags = GROWING | kind_bits(self.config.host_kind);
-        row.buffer.describe((base, native), 0, None, flags, PackedTimepoint::NEVER);
+        let range = core.ranges.get(at);
+        let place = range.map_or((0, 0), |r| (r.base, r.chunk.map_or(0, |c| c.native)));
+        self.table.fill_special(row, place, 0, None, GROWING);
         row.buffer.set_shared(0);
         core.allocations += 1;
-        Ok(lease(self, row))
+        Ok(lease(row))
     }
 
     /// Lengthens a block by what is mapped there. `false`: not so much is.
     fn commit(&self, at: usize, block: &Lease<Buffer>, bytes: u64) -> Result<bool> {
         let mut core = self.core.lock();
         let Core { ranges, store, .. } = &mut *core;
-        let Some(range) = ranges.0[at].as_mut() else { return Ok(false) };
-        let want = self.within(range, bytes)?;
+        let Some(range) = ranges.get_mut(at) else { return Ok(false) };
+        let want = range.within(bytes, self.supply.caps.granule)?;
         if want > range.mapped || want > range.committed && !range.own_tail(&store.heap.res) {
             return Ok(false);
         }
@@ -328,27 +274,14 @@ impl Inner {
         Ok(true)
     }
 
-    /// The whole granules of `bytes`.
-    pub(crate) fn within(&self, range: &Range, bytes: u64) -> Result<u64> {
-        if bytes > range.bytes {
-            return Err(Error::invalid(format!(
-                "{bytes} bytes of a growing block of {} at most; give it a larger maximum",
-                range.bytes
-            )));
-        }
-        Ok(bytes.next_multiple_of(self.caps.granule))
-    }
-
     /// Maps memory for the first `bytes` of a block.
     fn back(&self, at: usize, bytes: u64) -> Result<()> {
-        if let Some(e) = self.lost.get() {
-            return Err(e.clone());
-        }
+        self.supply.check_lost()?;
         let (want, mapped) = loop {
             let mut core = self.core.lock();
             let Core { ranges, store, .. } = &mut *core;
-            let Some(range) = ranges.0[at].as_mut() else { return Ok(()) };
-            let want = self.within(range, bytes)?;
+            let Some(range) = ranges.get_mut(at) else { return Ok(()) };
+            let want = range.within(bytes, self.supply.caps.granule)?;
             let own = want <= range.committed || range.own_tail(&store.heap.res);
             if want <= range.mapped && own {
                 return Ok(());
@@ -356,7 +289,7 @@ impl Inner {
             match range.busy {
                 Busy::No if !own => {
                     drop(core);
-                    self.empty_tail(at)?;
+                    empty_tail(&self.core, &self.supply, at)?;
                 }
                 Busy::No => {
                     range.busy = Busy::Mapping;
@@ -371,68 +304,52 @@ impl Inner {
             }
         };
         let result = self.map_more(at, want, bytes - mapped);
-        if let Some(range) = self.core.lock().ranges.0[at].as_mut() {
+        if let Some(range) = self.core.lock().ranges.get_mut(at) {
             range.busy = Busy::No;
         }
-        result.inspect_err(|e| self.note_failure(e))
-    }
-
-    /// Counts a failure of the driver, and remembers the loss of the device.
-    pub(crate) fn note_failure(&self, e: &Error) {
-        self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        if matches!(e, Error::DeviceLost { .. }) {
-            self.lost.get_or_init(|| e.clone());
-        }
+        result.inspect_err(|e| self.supply.note_failure(e))
     }
 
     /// The attempts, in order, for a block that this thread has marked busy.
     fn map_more(&self, at: usize, want: u64, missing: u64) -> Result<()> {
         self.sweep_retired();
-        self.trim_idle();
-        self.unmap_old();
-        let mut trail = Trail::default();
-        let layout = Layout::new(missing);
-        if missing > self.budget.limit() {
-            return Err(self.over_budget(missing));
+        trim_idle(&self.core, &self.supply);
+        unmap_old(&self.core, &self.supply);
+        if missing > self.supply.budget.limit() {
+            return Err(self.supply.over_budget(missing));
         }
-        if self.map_to(at, want, false, &mut trail)? {
+        let mut log = AttemptLog::default();
+        if self.map_to(at, want, false, &mut log)? {
             return Ok(());
         }
-        self.give_back_idle(missing);
+        give_back_idle(&self.core, &self.supply, missing);
         self.flush();
-        if self.map_to(at, want, true, &mut trail)? {
+        if self.map_to(at, want, true, &mut log)? {
             return Ok(());
         }
-        let mut next = 0;
-        loop {
-            let reclaimer = self.reclaimers.lock().get(next).map(|r| r.1.clone());
-            let Some(reclaimer) = reclaimer else { break };
-            let freed = self.call_reclaimer(&reclaimer, missing);
-            // One that panicked is out of the list, and the next one is in its place.
-            next += usize::from(freed.is_some());
-            if freed.unwrap_or(0) > 0 && self.map_to(at, want, true, &mut trail)? {
-                return Ok(());
-            }
+        let retry = |_| Ok(self.map_to(at, want, true, &mut log)?.then_some(()));
+        match self.reclaimers.each(missing, retry)? {
+            Some(()) => Ok(()),
+            None => Err(self.report(Layout::new(missing), log)),
         }
-        Err(self.report(layout, trail.notes, trail.refused))
     }
 
     /// Maps what lacks up to `want`. `false`: the memory is not to be had, and nothing was changed.
-    fn map_to(&self, at: usize, want: u64, forced: bool, trail: &mut Trail) -> Result<bool> {
-        let granule = self.caps.granule;
+    fn map_to(&self, at: usize, want: u64, forced: bool, log: &mut AttemptLog) -> Result<bool> {
+        let (supply, granule) = (&self.supply, self.supply.caps.granule);
         let granules = |bytes: u64| u32::try_from(bytes / granule).unwrap_or(u32::MAX).max(1);
         // Parts share whole pieces (`fork`), so theirs are as small as can be.
-        let part = self.caps.aliases
-            && self.core.lock().ranges.0[at].as_ref().is_some_and(|range| range.is_part());
-        let mut piece =
-            if forced || part { 1 } else { granules(self.growth().piece(self.budget.committed())) };
+        let part = supply.caps.aliases
+            && self.core.lock().ranges.get(at).is_some_and(|range| range.is_part());
+        let piece = self.growth().piece(supply.budget.committed());
+        let mut piece = if forced || part { 1 } else { granules(piece) };
         loop {
             let mut plan = {
                 let mut core = self.core.lock();
-                self.settle(&mut core);
+                core.settle(&self.table);
                 let reclaim = forced && !self.config.immovable || self.may_move(&core);
-                let Some(range) = core.ranges.0[at].as_mut().filter(|r| !r.broken) else {
-                    trail.note(format_args!("the driver did not unmap a place of the block"));
+                let Some(range) = core.ranges.get_mut(at).filter(|r| !r.broken) else {
+                    log.note(format_args!("the driver did not unmap a place of the block"));
                     return Ok(false);
                 };
                 let more = granules(want - range.mapped);
@@ -440,26 +357,26 @@ impl Inner {
                 host::room(&mut range.pieces, more as usize)?;
                 let from = range.base + range.mapped;
                 let heap = &mut core.store.heap;
-                let plan = heap.plan_pieces(from, more, (reclaim, piece), &self.budget)?;
+                let plan = heap.plan_pieces(from, more, (reclaim, piece), &supply.budget)?;
                 let Some(plan) = plan else {
-                    trail.refused = true;
+                    log.refused = true;
                     return Ok(false);
                 };
                 core.remaps += u64::from(plan.reclaims());
                 plan
             };
-            let result = self.carry_out(&mut plan);
+            let result = supply.run(&mut plan);
             {
                 let mut core = self.core.lock();
-                core.store.heap.finish_pieces(&plan, &self.budget);
-                if let Some(range) = core.ranges.0[at].as_mut() {
+                core.store.heap.finish_pieces(&plan, &supply.budget);
+                if let Some(range) = core.ranges.get_mut(at) {
                     range.take_pieces(&plan.steps, result.is_ok());
                 }
             }
             if result.is_ok() {
                 return Ok(true);
             }
-            self.end_attempt(result, trail)?;
+            self.end_attempt(result, log)?;
             if piece == 1 {
                 return Ok(false);
             }

@@ -10,14 +10,14 @@
 //! The lock is not held across a call of the backing.
 
 use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_REMAP};
+use crate::core::Core;
 use crate::layout::UNIT_SHIFT;
-use crate::oom::Trail;
+use crate::oom::AttemptLog;
 use crate::plan::{Means, Planned};
-use crate::residency::Plan;
-use crate::ring::EventKind;
-use crate::state::{Core, Inner, On};
+use crate::state::Inner;
 use crate::store::{Found, Need};
-use leasehold_core::sync::atomic::Ordering;
+use crate::stream::On;
+use crate::trim::{destroy_loose, trim, unmap_old};
 use leasehold_core::{Error, Result};
 use std::time::Duration;
 
@@ -34,13 +34,13 @@ const MOST_SEGMENT: u64 = 256 << 20;
 
 impl Inner {
     /// Allocations and frees so far, whoever served them.
-    pub(crate) fn operations(&self, core: &Core) -> u64 {
+    fn operations(&self, core: &Core) -> u64 {
         2 * (core.allocations + self.caches.stats().2)
     }
 
     /// How memory is taken from the driver now.
     pub(crate) fn growth(&self) -> Growth {
-        self.config.policy.growth(self.budget.limit() != u64::MAX)
+        self.config.policy.growth(self.supply.budget.limit() != u64::MAX)
     }
 
     /// Whether free granules are moved rather than new memory taken.
@@ -52,7 +52,7 @@ impl Inner {
             Moves::Never => false,
             Moves::Always => true,
             Moves::Credit => {
-                let granules = self.budget.committed() / self.caps.granule;
+                let granules = self.supply.budget.committed() / self.supply.caps.granule;
                 core.remaps
                     < CREDIT
                         + granules / GRANULES_PER_REMAP
@@ -63,21 +63,22 @@ impl Inner {
 
     /// Whether granules are so few that one of them counts.
     pub(crate) fn has_few_granules(&self) -> bool {
-        self.budget.committed() < FEW_GRANULES * self.caps.granule
+        self.supply.budget.committed() < FEW_GRANULES * self.supply.caps.granule
     }
 
-    /// Grows. `forced`: move free granules whatever the policy and the credit say, and take no
-    /// more than needed.
-    pub(crate) fn grow(&self, need: Need, on: On<'_>, forced: bool, trail: &mut Trail) -> Found {
+    /// Grows. `forced`: move free granules whatever the policy says, and take no more than
+    /// needed.
+    pub(crate) fn grow(&self, need: Need, on: On<'_>, forced: bool, log: &mut AttemptLog) -> Found {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
-            return self.grow_segment(need, on, forced, trail);
+            return self.grow_segment(need, on, forced, log);
         }
-        self.unmap_old();
+        unmap_old(&self.core, &self.supply);
         let growth = self.growth();
         let granules =
-            |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
-        let mut piece = if forced { 1 } else { granules(growth.piece(self.budget.committed())) };
+            |bytes: u64| u32::try_from(bytes / self.supply.caps.granule).unwrap_or(u32::MAX).max(1);
+        let mut piece =
+            if forced { 1 } else { granules(growth.piece(self.supply.budget.committed())) };
         let (mut waits, mut timed_out) = (0, false);
         loop {
             let planned = {
@@ -87,13 +88,14 @@ impl Inner {
                 let least = if forced {
                     1
                 } else {
-                    granules(growth.least(self.budget.committed())).max(piece)
+                    granules(growth.least(self.supply.budget.committed())).max(piece)
                 };
-                let alias = (timed_out && self.caps.aliases).then(|| on.timeline.id());
+                let alias = (timed_out && self.supply.caps.aliases).then(|| on.timeline.id());
                 let means = Means { reclaim, alias, near, aligned: !forced, piece, least };
-                let lane = core.store.heap.lane_for(on.timeline);
+                let list = core.store.heap.list_for(on.timeline);
                 let units = core.store.units(need);
-                let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
+                let planned =
+                    core.store.heap.plan(units, need.align, list, means, &self.supply.budget)?;
                 match &planned {
                     Planned::Plan(plan) if plan.reclaims() => core.remaps += 1,
                     _ => {}
@@ -107,8 +109,8 @@ impl Inner {
                     waits += 1;
                     let Some(p) = timepoint.timepoint() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
-                    if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
-                        trail.note(format_args!("waiting for {p:?}: {e}"));
+                    if let Err(e) = self.supply.wait(p, on, Some(NEAR_WAIT)) {
+                        log.note(format_args!("waiting for {p:?}: {e}"));
                         // In a capture the wait fails otherwise: a graph may use the old addresses.
                         (waits, timed_out) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
                     }
@@ -123,18 +125,18 @@ impl Inner {
                     continue;
                 }
                 Planned::Nothing => {
-                    trail.refused |= self.budget.room() < self.caps.granule;
+                    log.refused |= self.supply.is_used_up();
                     return Ok(None);
                 }
             };
-            let result = self.carry_out(&mut plan);
+            let result = self.supply.run(&mut plan);
             let mut core = self.core.lock();
-            let extent = core.store.heap.finish(plan, result.is_ok(), &self.budget);
+            let extent = core.store.heap.finish(plan, result.is_ok(), &self.supply.budget);
             if let Some(extent) = extent {
                 return core.store.block_for(extent, need);
             }
             drop(core);
-            self.end_attempt(result, trail)?;
+            self.end_attempt(result, log)?;
             if piece == 1 {
                 return Ok(None);
             }
@@ -146,104 +148,69 @@ impl Inner {
     ///
     /// # Errors
     /// `DeviceLost`.
-    pub(crate) fn end_attempt(&self, result: Result<()>, trail: &mut Trail) -> Result<()> {
-        self.destroy_loose();
+    pub(crate) fn end_attempt(&self, result: Result<()>, log: &mut AttemptLog) -> Result<()> {
+        destroy_loose(&self.core, &self.supply);
         match result {
             Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
-                trail.driver(&e);
+                log.driver(&e);
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
     }
 
-    /// Carries a plan out, and counts and traces it. Called without the lock.
-    pub(crate) fn carry_out(&self, plan: &mut Plan) -> Result<()> {
-        if plan.reclaims() {
-            self.counters.remaps.fetch_add(1, Ordering::Relaxed);
-        }
-        if plan.new_bytes > 0 {
-            self.counters.growths.fetch_add(1, Ordering::Relaxed);
-        }
-        let result = plan.run(&*self.backing);
-        self.trace_steps(&plan.steps);
-        result
-    }
-
-    pub(crate) fn grow_segment(
-        &self,
-        need: Need,
-        on: On<'_>,
-        forced: bool,
-        trail: &mut Trail,
-    ) -> Found {
-        let granule = self.caps.granule;
+    fn grow_segment(&self, need: Need, on: On<'_>, forced: bool, log: &mut AttemptLog) -> Found {
+        let granule = self.supply.caps.granule;
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
         let least = least.next_multiple_of(granule);
-        let part = (self.budget.committed() / 8)
+        let part = (self.supply.budget.committed() / 8)
             .next_multiple_of(granule)
-            .clamp(self.caps.segment, MOST_SEGMENT);
+            .clamp(self.supply.caps.segment, MOST_SEGMENT);
         let mut wants =
-            [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
+            [least.max(part.next_multiple_of(granule)), least.max(self.supply.caps.segment), least];
         if forced {
             wants = [least; 3];
         }
-        let found = self.new_segment(need, on, wants, trail)?;
+        let found = self.new_segment(need, on, wants, log)?;
         // Segments that lie free are too small one by one; the driver may make a larger one of
         // them.
         if found.is_none()
             && forced
             && !self.config.immovable
-            && self.trim_core(0).is_ok_and(|freed| freed > 0)
+            && trim(&self.core, &self.supply, &self.table, 0).is_ok_and(|freed| freed > 0)
         {
-            trail.note(format_args!("gave free segments back to the driver"));
-            return self.new_segment(need, on, wants, trail);
+            log.note(format_args!("gave free segments back to the driver"));
+            return self.new_segment(need, on, wants, log);
         }
         Ok(found)
     }
 
-    pub(crate) fn new_segment(
-        &self,
-        need: Need,
-        on: On<'_>,
-        wants: [u64; 3],
-        trail: &mut Trail,
-    ) -> Found {
+    fn new_segment(&self, need: Need, on: On<'_>, wants: [u64; 3], log: &mut AttemptLog) -> Found {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;
             }
-            if !self.budget.take(bytes) {
-                trail.refused = true;
-                continue;
-            }
-            // SAFETY: at no address in particular.
-            match unsafe { self.backing.commit(None, bytes) } {
+            match self.supply.take_segment(bytes) {
                 Ok(chunk) => {
-                    self.budget.keep(chunk.bytes);
-                    self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
-                    self.counters.growths.fetch_add(1, Ordering::Relaxed);
+                    self.supply.growths.add(1);
                     let mut core = self.core.lock();
                     if let Err(e) =
                         core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false)
                     {
                         drop(core);
-                        self.decommit(chunk, true);
+                        // SAFETY: the heap did not take it.
+                        unsafe { self.supply.give_segment(chunk) };
                         return Err(e);
                     }
                     // Without a block another thread was faster. Its request is served, and the
                     // next attempt is ours.
                     return core.store.take(need, on.timeline);
                 }
-                Err(e) => {
-                    self.budget.undo(bytes);
-                    if matches!(e, Error::DeviceLost { .. }) {
-                        return Err(e);
-                    }
-                    trail.driver(&e);
-                }
+                Err(Error::OverBudget { .. }) => log.refused = true,
+                Err(e @ Error::DeviceLost { .. }) => return Err(e),
+                Err(e) => log.driver(&e),
             }
         }
         Ok(None)
@@ -253,7 +220,7 @@ impl Inner {
     /// be taken.
     pub(crate) fn take_coalesced(&self, need: Need, on: On<'_>) -> Found {
         let mut core = self.core.lock();
-        self.settle(&mut core);
+        core.settle(&self.table);
         core.store.take(need, on.timeline)
     }
 }

@@ -7,9 +7,9 @@
 //! is freed while its stream may still use it is free for that stream at once, and moves to the
 //! list of all once that use is over.
 //!
-//! A free list is called a *lane*; lane 0 is ready for everybody. Neighbours coalesce when they lie
-//! in one lane. While a single stream uses the heap, lane 0 and its lane coalesce too, so that one
-//! stream sees no fragmentation by readiness.
+//! List 0 is ready for everybody. Neighbours coalesce when they lie in one list. While a single
+//! stream uses the heap, list 0 and its list coalesce too, so that one stream sees no fragmentation
+//! by readiness.
 //!
 //! Addresses and physical memory are separate: parts of a free extent may be backed by nothing. See
 //! `residency`. A block lies at the lowest address that fits. While granules are few and are moved,
@@ -19,7 +19,7 @@
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know
 //! leases.
 
-mod lanes;
+mod lists;
 mod report;
 mod take;
 
@@ -31,18 +31,18 @@ use crate::old_mappings::OldMappings;
 use crate::residency::Residency;
 use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, TimelineId};
 
-/// Lane 0: ready for everybody.
+/// FreeList 0: ready for everybody.
 pub(crate) const READY: u8 = 0;
-const NO_LANE: u8 = u8::MAX;
-const MAX_LANES: usize = 200;
+const NO_LIST: u8 = u8::MAX;
+const MAX_LISTS: usize = 200;
 /// Alignments up to this many bytes, or a granule, hold in every span, wherever it begins.
 pub(crate) const STRIDE: u64 = 2 << 20;
 /// Granules from which on a block may be aligned: of fewer there is little to be moved.
 const ALIGNED_FROM: u32 = 4;
 /// It may leave one part in so many of its last granule empty.
 const SLACK: u32 = 8;
-/// A lane that is empty and was not used for this many operations is given up.
-const LANE_IDLE: u64 = 4096;
+/// A list that is empty and was not used for this many operations is given up.
+const LIST_IDLE: u64 = 4096;
 
 /// A range of addresses.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +81,7 @@ impl Span {
     }
 }
 
-pub(crate) struct Lane {
+pub(crate) struct FreeList {
     pub(crate) index: Index,
     pub(crate) timeline: Option<TimelineId>,
     oldest: u32,
@@ -91,7 +91,7 @@ pub(crate) struct Lane {
     pub(crate) plans: u32,
 }
 
-impl Lane {
+impl FreeList {
     fn new(timeline: Option<TimelineId>) -> Self {
         Self { index: Index::default(), timeline, oldest: NIL, newest: NIL, used_at: 0, plans: 0 }
     }
@@ -101,13 +101,13 @@ impl Lane {
 pub(crate) struct Heap {
     pub(crate) extents: Extents,
     pub(crate) spans: Vec<Span>,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lists: Vec<FreeList>,
     pub(crate) res: Residency,
     pub(crate) old_mappings: OldMappings,
-    lane_of_timeline: Vec<u8>,
-    /// Lanes in use besides lane 0.
+    list_of_timeline: Vec<u8>,
+    /// Lists in use besides list 0.
     timelines: u32,
-    /// Free extents whose last user is a timeline without a lane: the first of a list through their
+    /// Free extents whose last user is a timeline without a list: the first of a list through their
     /// cold parts.
     waiting: u32,
     /// Units of extents whose last users are several timelines; the rows of the block table know
@@ -134,10 +134,10 @@ impl Heap {
         Self {
             extents: Extents::new(),
             spans: Vec::new(),
-            lanes: vec![Lane::new(None)],
+            lists: vec![FreeList::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             old_mappings: OldMappings::default(),
-            lane_of_timeline: Vec::new(),
+            list_of_timeline: Vec::new(),
             timelines: 0,
             waiting: NIL,
             deferred: 0,
@@ -153,8 +153,8 @@ impl Heap {
 
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
-        let lanes: u64 = self.lanes.iter().map(|l| l.index.host_bytes()).sum();
-        self.extents.host_bytes() + self.res.host_bytes() + lanes
+        let lists: u64 = self.lists.iter().map(|l| l.index.host_bytes()).sum();
+        self.extents.host_bytes() + self.res.host_bytes() + lists
     }
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free
@@ -241,9 +241,9 @@ impl Heap {
     pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
         if end > self.reached {
             let used =
-                |(i, l): &(usize, &mut Lane)| *i == usize::from(READY) || l.timeline.is_some();
-            for (_, lane) in self.lanes.iter_mut().enumerate().filter(used) {
-                lane.index.reach(&mut self.extents.rows, end)?;
+                |(i, l): &(usize, &mut FreeList)| *i == usize::from(READY) || l.timeline.is_some();
+            for (_, list) in self.lists.iter_mut().enumerate().filter(used) {
+                list.index.reach(&mut self.extents.rows, end)?;
             }
             self.reached = end;
         }
@@ -339,7 +339,7 @@ impl Heap {
     /// As [`carve`](Self::carve), from the unit `from`.
     #[inline(always)]
     fn carve_at(&mut self, at: u32, from: u32, units: u32) -> u32 {
-        let Extent { start, units: all, lane, prev, span, .. } = self.extents[at];
+        let Extent { start, units: all, list, prev, span, .. } = self.extents[at];
         let mut id = at;
         if from != start {
             id = self.carve_slow(at, from, units);
@@ -348,7 +348,7 @@ impl Heap {
         } else {
             // The rest keeps its extent, and so its place in the order of release.
             id = self.extents.take();
-            if lane != READY {
+            if list != READY {
                 self.extents.cold[id as usize].timepoint = self.extents.cold[at as usize].timepoint;
             }
             let rows = &mut self.extents.rows[..];
@@ -358,7 +358,7 @@ impl Heap {
                 prev,
                 next: at,
                 span,
-                lane,
+                list,
                 state: State::Used,
                 ..Extent::VACANT
             };
@@ -367,7 +367,7 @@ impl Heap {
                 Some(prev) => prev.next = id,
                 None => self.spans[usize::from(span)].first = id,
             }
-            self.lanes[usize::from(lane)].index.cut(rows, at, units);
+            self.lists[usize::from(list)].index.cut(rows, at, units);
             return id;
         }
         let n = &mut self.extents.rows[id as usize];
@@ -380,15 +380,15 @@ impl Heap {
     #[cold]
     fn carve_slow(&mut self, at: u32, from: u32, units: u32) -> u32 {
         self.unlink_free(at);
-        let Extent { start, lane, .. } = self.extents[at];
+        let Extent { start, list, .. } = self.extents[at];
         let timepoint = self.extents.timepoint(at);
         let id = self.split(at, from - start);
         self.extents[at].state = State::Free;
-        self.link_free(at, lane, timepoint);
+        self.link_free(at, list, timepoint);
         if self.extents[id].units > units {
             let rest = self.split(id, units);
             self.extents[rest].state = State::Free;
-            self.link_free(rest, lane, timepoint);
+            self.link_free(rest, list, timepoint);
         }
         id
     }
@@ -416,7 +416,7 @@ impl Heap {
             holes: above,
             ..low
         };
-        if low.lane != READY {
+        if low.list != READY {
             self.extents.cold[upper as usize].timepoint = self.extents.cold[at as usize].timepoint;
         }
         self.extents[at].units = units;
@@ -428,29 +428,29 @@ impl Heap {
         upper
     }
 
-    /// Puts an extent into a lane's index, without merging.
+    /// Puts an extent into a list's index, without merging.
     #[inline]
-    pub(crate) fn link_free(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
-        self.extents[id].lane = lane;
-        self.lanes[usize::from(lane)].index.insert(&mut self.extents.rows, id);
-        if lane != READY {
-            self.link_age(id, lane, timepoint);
+    pub(crate) fn link_free(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
+        self.extents[id].list = list;
+        self.lists[usize::from(list)].index.insert(&mut self.extents.rows, id);
+        if list != READY {
+            self.link_age(id, list, timepoint);
         }
     }
 
     /// Takes a free extent out of its index; its state is left to the caller.
     #[inline]
     pub(crate) fn unlink_free(&mut self, id: u32) {
-        let lane = self.extents[id].lane;
-        self.lanes[usize::from(lane)].index.remove(&mut self.extents.rows, id);
-        if lane != READY {
-            self.unlink_age(id, lane);
+        let list = self.extents[id].list;
+        self.lists[usize::from(list)].index.remove(&mut self.extents.rows, id);
+        if list != READY {
+            self.unlink_age(id, list);
         }
     }
 
     #[inline]
-    fn link_age(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
-        let l = &mut self.lanes[usize::from(lane)];
+    fn link_age(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
+        let l = &mut self.lists[usize::from(list)];
         let cold = &mut self.extents.cold;
         let newest = std::mem::replace(&mut l.newest, id);
         cold[id as usize] = Cold { timepoint, age_prev: newest, age_next: NIL };
@@ -461,8 +461,8 @@ impl Heap {
     }
 
     #[inline]
-    fn unlink_age(&mut self, id: u32, lane: u8) {
-        let l = &mut self.lanes[usize::from(lane)];
+    fn unlink_age(&mut self, id: u32, list: u8) {
+        let l = &mut self.lists[usize::from(list)];
         let cold = &mut self.extents.cold;
         let Cold { age_prev, age_next, .. } = cold[id as usize];
         match age_prev {
@@ -475,14 +475,11 @@ impl Heap {
         }
     }
 
-    /// Gives a used extent back: free at once for `lane`, for the others when `timepoint` has
+    /// Gives a used extent back: free at once for `list`, for the others when `timepoint` has
     /// passed. Never fails, never takes host memory.
-    pub(crate) fn free(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
-        self.announce(id, lane);
-        if lane != READY {
-            self.res.note_use(&self.extents[id], timepoint);
-        }
-        self.coalesce(id, lane, timepoint, true);
+    pub(crate) fn free(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
+        self.announce(id, list);
+        self.free_again(id, list, timepoint);
     }
 
     /// As [`free`](Self::free), free for everybody at once.
@@ -494,88 +491,87 @@ impl Heap {
 
     /// A used extent is about to come back.
     #[inline(always)]
-    fn announce(&mut self, id: u32, lane: u8) {
+    fn announce(&mut self, id: u32, list: u8) {
         self.tick += 1;
         // The rest of the operation looks at all of these entries; they are fetched at once.
         let Extent { start, units, prev, next, .. } = self.extents[id];
         fetch_entry(&self.extents.rows, prev as usize);
         fetch_entry(&self.extents.rows, next as usize);
-        self.lanes[usize::from(lane)].index.expect(start + units);
+        self.lists[usize::from(list)].index.expect(start + units);
     }
 
-    /// Frees an extent into a lane, merging with neighbours. `absorb`: while a single timeline uses
-    /// the heap, lanes merge too.
+    /// Frees an extent into a list, merging with neighbours. `absorb`: while a single timeline uses
+    /// the heap, lists merge too.
     #[inline(never)]
-    fn coalesce(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint, absorb: bool) {
+    fn coalesce(&mut self, id: u32, list: u8, timepoint: PackedTimepoint, absorb: bool) {
         let unite = absorb && self.timelines <= 1;
         let rows = &mut self.extents.rows[..];
         let Extent { prev, next, .. } = rows[id as usize];
         let merges = |at: u32| {
             rows.get(at as usize).is_some_and(|n| {
                 n.state == State::Free
-                    && (n.lane == lane || unite && (n.lane == READY || lane == READY))
+                    && (n.list == list || unite && (n.list == READY || list == READY))
             })
         };
         match (merges(prev), merges(next)) {
             (false, false) => {
                 rows[id as usize].state = State::Free;
-                self.link_free(id, lane, timepoint);
+                self.link_free(id, list, timepoint);
             }
-            (true, false) => self.merge_below(id, lane, timepoint),
-            (false, true) => self.merge_above(id, lane, timepoint),
-            (true, true) => self.merge_between(id, lane, timepoint),
+            (true, false) => self.merge_below(id, list, timepoint),
+            (false, true) => self.merge_above(id, list, timepoint),
+            (true, true) => self.merge_between(id, list, timepoint),
+        }
+    }
+
+    /// The extent `below` ends where `above` begins. Without one, `above` is the span's first.
+    #[inline(always)]
+    fn join(&mut self, below: u32, above: u32, span: u16) {
+        let rows = &mut self.extents.rows[..];
+        rows[above as usize].prev = below;
+        match rows.get_mut(below as usize) {
+            Some(below) => below.next = above,
+            None => self.spans[usize::from(span)].first = above,
         }
     }
 
     /// The free neighbour below grows over an extent.
     #[inline(always)]
-    fn merge_below(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
+    fn merge_below(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
         let Extent { units, holes, next, prev, .. } = self.extents[id];
         self.extents.put(id);
         let rows = &mut self.extents.rows[..];
         rows[or_dummy(next) as usize].prev = prev;
         let below = &mut rows[prev as usize];
         below.next = next;
-        self.grow(prev, 0, units, holes, lane, timepoint);
+        self.grow(prev, 0, units, holes, list, timepoint);
     }
 
     /// The free neighbour above grows over an extent and over the one below. It keeps its place in
     /// the index, which goes by where extents end.
     #[inline(always)]
-    fn merge_between(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
+    fn merge_between(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
         let Extent { units, holes, prev, next, .. } = self.extents[id];
         let below = self.extents[prev];
-        let (lane, timepoint) =
-            latest((lane, timepoint), (below.lane, self.extents.cold[prev as usize].timepoint));
+        let (list, timepoint) =
+            latest((list, timepoint), (below.list, self.extents.cold[prev as usize].timepoint));
         self.extents.put(id);
         self.unlink_free(prev);
         self.extents.put(prev);
-        let rows = &mut self.extents.rows[..];
-        let above = &mut rows[next as usize];
-        above.prev = below.prev;
-        match rows.get_mut(below.prev as usize) {
-            Some(prev) => prev.next = next,
-            None => self.spans[usize::from(below.span)].first = next,
-        }
-        self.grow(next, units + below.units, 0, holes + below.holes, lane, timepoint);
+        self.join(below.prev, next, below.span);
+        self.grow(next, units + below.units, 0, holes + below.holes, list, timepoint);
     }
 
     /// The free neighbour above grows over an extent.
     #[inline(always)]
-    fn merge_above(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
+    fn merge_above(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
         let Extent { units, holes, prev, next, span, .. } = self.extents[id];
         self.extents.put(id);
-        let rows = &mut self.extents.rows[..];
-        let above = &mut rows[next as usize];
-        above.prev = prev;
-        match rows.get_mut(prev as usize) {
-            Some(prev) => prev.next = next,
-            None => self.spans[usize::from(span)].first = next,
-        }
-        self.grow(next, units, 0, holes, lane, timepoint);
+        self.join(prev, next, span);
+        self.grow(next, units, 0, holes, list, timepoint);
     }
 
-    /// A free extent becomes larger, by memory of `lane` and `timepoint`: `below` units at its
+    /// A free extent becomes larger, by memory of `list` and `timepoint`: `below` units at its
     /// beginning or `above` at its end.
     #[inline(always)]
     fn grow(
@@ -584,13 +580,19 @@ impl Heap {
         below: u32,
         above: u32,
         holes: u32,
-        lane: u8,
+        list: u8,
         timepoint: PackedTimepoint,
     ) {
-        if lane != READY || self.extents[id].lane != READY {
-            return self.grow_pending(id, below, above, holes, lane, timepoint);
+        if list != READY || self.extents[id].list != READY {
+            return self.grow_pending(id, below, above, holes, list, timepoint);
         }
-        let index = &mut self.lanes[usize::from(READY)].index;
+        self.extend(READY, id, below, above, holes);
+    }
+
+    /// A free extent becomes larger in its index.
+    #[inline(always)]
+    fn extend(&mut self, list: u8, id: u32, below: u32, above: u32, holes: u32) {
+        let index = &mut self.lists[usize::from(list)].index;
         if below > 0 {
             index.extend_down(&mut self.extents.rows, id, below, holes);
         } else {
@@ -606,12 +608,12 @@ impl Heap {
         below: u32,
         above: u32,
         holes: u32,
-        lane: u8,
+        list: u8,
         timepoint: PackedTimepoint,
     ) {
-        let own = self.extents[id].lane;
+        let own = self.extents[id].list;
         let last = self.extents.cold[id as usize].timepoint;
-        let (to, timepoint) = latest((lane, timepoint), (own, last));
+        let (to, timepoint) = latest((list, timepoint), (own, last));
         if to != own {
             self.unlink_free(id);
             let n = &mut self.extents[id];
@@ -620,12 +622,7 @@ impl Heap {
             n.holes += holes;
             return self.link_free(id, to, timepoint);
         }
-        let index = &mut self.lanes[usize::from(own)].index;
-        if below > 0 {
-            index.extend_down(&mut self.extents.rows, id, below, holes);
-        } else {
-            index.extend_up(&mut self.extents.rows, id, above, holes);
-        }
+        self.extend(own, id, below, above, holes);
         if own != READY && last != timepoint {
             self.unlink_age(id, own);
             self.link_age(id, own, timepoint);
@@ -633,29 +630,29 @@ impl Heap {
     }
 
     /// Takes `[a, b)`, which lies in a free extent, out of circulation as one extent. Returns it
-    /// with the timepoint of the extent, if it lay in a timeline's lane.
+    /// with the timepoint of the extent, if it lay in a timeline's list.
     pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
         self.unlink_free(at);
         let (n, timepoint) = (self.extents[at], self.extents.timepoint(at));
         let mut mid = at;
         if n.start < a {
             mid = self.split(at, a - n.start);
-            self.link_free(at, n.lane, timepoint);
+            self.link_free(at, n.list, timepoint);
         }
         if n.end() > b {
             let upper = self.split(mid, b - a);
-            self.link_free(upper, n.lane, timepoint);
+            self.link_free(upper, n.list, timepoint);
         }
         self.extents[mid].state = State::Moving;
         (mid, timepoint)
     }
 
-    /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
+    /// The list in which a timepoint's memory lies while it has not passed, if the timeline has
     /// one.
     #[inline]
-    pub(crate) fn lane_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
-        let lane = *self.lane_of_timeline.get(usize::from(timepoint.timeline_id().get()))?;
-        (lane != NO_LANE).then_some(lane)
+    pub(crate) fn list_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
+        let list = *self.list_of_timeline.get(usize::from(timepoint.timeline_id().get()))?;
+        (list != NO_LIST).then_some(list)
     }
 
     /// Whether one timeline at most uses the heap.
@@ -664,7 +661,7 @@ impl Heap {
         self.timelines <= 1
     }
 
-    /// The timepoints that blocks of timelines without a lane wait for, with the blocks' units.
+    /// The timepoints that blocks of timelines without a list wait for, with the blocks' units.
     pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
         let mut at = self.waiting;
         while at != NIL {
@@ -675,15 +672,15 @@ impl Heap {
     }
 
     /// Frees an extent that was out of circulation.
-    pub(crate) fn free_again(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
-        if lane != READY {
+    pub(crate) fn free_again(&mut self, id: u32, list: u8, timepoint: PackedTimepoint) {
+        if list != READY {
             self.res.note_use(&self.extents[id], timepoint);
         }
-        self.coalesce(id, lane, timepoint, true);
+        self.coalesce(id, list, timepoint, true);
     }
 }
 
-/// The lane and timepoint of two merged blocks.
+/// The list and timepoint of two merged blocks.
 #[inline]
 fn latest(a: (u8, PackedTimepoint), b: (u8, PackedTimepoint)) -> (u8, PackedTimepoint) {
     if a.0 == READY {

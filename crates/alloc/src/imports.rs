@@ -3,12 +3,11 @@
 //!
 //! The allocator drops a foreign object without its lock, once nobody holds the row and the row's
 //! last use is over.
-//!
-//! This module must not know where blocks lie.
 
 use crate::buffer::{Buffer, GROWING, IMPORTED, READ_ONLY, Row};
-use crate::state::{Inner, Keep, kind_bits};
-use crate::watch::SweepScope;
+use crate::checks::SweepScope;
+use crate::core::Keep;
+use crate::state::Inner;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
 use std::any::Any;
@@ -42,26 +41,20 @@ impl Inner {
         bytes: u64,
         protection: Protection,
         keep: Box<dyn Any + Send + Sync>,
-        lease: impl FnOnce(&Self, &Row) -> Lease<Buffer>,
+        lease: impl FnOnce(&Row) -> Lease<Buffer>,
     ) -> Result<Lease<Buffer>> {
         if addr.checked_add(bytes).is_none() {
             return Err(Error::invalid(format!("import of {bytes} bytes at {addr:#x} wraps")));
         }
         self.sweep_retired();
         let mut core = self.core.lock();
-        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        let index = row.header.index();
-        if let Err(e) = core.room_to_keep(index) {
-            self.table.put(&mut core.vacant, row);
-            return Err(e);
-        }
-        core.keep(index, Keep::Import(keep));
+        let row = core.take_keeping_row(&self.table)?;
+        core.keep(row.header.index(), Keep::Import(keep));
         core.imported += 1;
         core.imported_bytes += bytes;
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
-        let flags = IMPORTED | protected | kind_bits(self.config.host_kind);
-        row.buffer.describe((addr, native), bytes, None, flags, PackedTimepoint::NEVER);
-        Ok(lease(self, row))
+        self.table.fill_special(row, (addr, native), bytes, None, IMPORTED | protected);
+        Ok(lease(row))
     }
 
     #[cold]
@@ -86,7 +79,8 @@ impl Inner {
             None => false,
         };
         if in_use {
-            self.put_aside(&mut core, row, |core| &mut core.retired);
+            self.table.put_aside(&mut core.vacant, row);
+            core.retired.append(&self.table, row);
             self.retired.fetch_add(1, Ordering::Relaxed);
         } else {
             dropped = core.end_keep(index);
@@ -102,15 +96,13 @@ impl Inner {
 
     /// Drops what imports kept for uses that are over now.
     pub(crate) fn sweep_retired(&self) {
-        if let Some(watch) = &self.watch {
-            self.sweep_held(watch, SweepScope::Due);
-        }
+        self.checks.sweep(&self.core, &self.supply, SweepScope::Due);
         // As many as there are now: what their destructors retire comes later.
         for _ in 0..self.retired.load(Ordering::Relaxed) {
             let mut core = self.core.lock();
-            let Some(row) = self.take_aside(&mut core.retired) else { return };
+            let Some(row) = core.retired.take(&self.table) else { return };
             if row.buffer.used_until() != Some(PackedTimepoint::NEVER) {
-                self.append(&mut core.retired, row);
+                core.retired.append(&self.table, row);
                 continue;
             }
             let keep = core.end_keep(row.header.index());

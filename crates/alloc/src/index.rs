@@ -1,11 +1,11 @@
 //! The free-block index: the lowest address that fits, by a tree of maxima over the addresses.
 //!
 //! An [`Index`] holds the free extents of one kind (ready for everybody, or still in use by one
-//! line). Addresses are cut into *leaves* of 1 MiB. A leaf has a list of the free extents that end
-//! in it, and the size of the largest of them; above lie rows of maxima, each over thirty-two of
-//! the row below. A search walks down from the top to the first leaf whose maximum suffices, so it
-//! costs a handful of cache lines whatever the number of free blocks, and so does a change, which
-//! walks up as long as a maximum changes.
+//! stream). Addresses are cut into *leaves* of 1 MiB. A leaf has a list of the free extents that
+//! end in it, and the size of the largest of them; above lie rows of maxima, each over thirty-two
+//! of the row below. A search walks down from the top to the first leaf whose maximum suffices, so
+//! it costs a handful of cache lines whatever the number of free blocks, and so does a change,
+//! which walks up as long as a maximum changes.
 //!
 //! (Extents do not overlap, so they lie in the same order by their ends as by their beginnings; and
 //! a block is cut off at the beginning, so that what is left stays in its leaf. The last leaf has
@@ -41,10 +41,10 @@ const ROWS: usize = (u32::BITS - LEAF).div_ceil(FAN) as usize;
 /// eight at a time.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([i16; WIDE]);
+struct Node([i16; WIDE]);
 
-impl Line {
-    const EMPTY: Line = Line([0; WIDE]);
+impl Node {
+    const EMPTY: Node = Node([0; WIDE]);
 
     #[inline]
     fn max(&self) -> i16 {
@@ -57,7 +57,7 @@ impl Line {
     #[inline]
     fn enough(&self, Least(less): Least) -> u32 {
         use std::arch::x86_64 as sse;
-        // SAFETY: every x86-64 processor has SSE2, and a line is four aligned vectors.
+        // SAFETY: every x86-64 processor has SSE2, and a node is four aligned vectors.
         unsafe {
             let at = self.0.as_ptr().cast::<sse::__m128i>();
             let more = |i| sse::_mm_cmpgt_epi16(sse::_mm_load_si128(at.add(i)), less);
@@ -85,7 +85,7 @@ type Codes = std::arch::x86_64::__m128i;
 #[cfg(not(target_arch = "x86_64"))]
 type Codes = i16;
 
-/// The smallest sufficient code minus one, in every lane of a vector. (The code is not zero.)
+/// The smallest sufficient code minus one, in every element of a vector. (The code is not zero.)
 #[derive(Clone, Copy)]
 struct Least(Codes);
 
@@ -130,11 +130,11 @@ const _: () = assert!(((u32::BITS - EXACT) << (EXACT - 1)) + (1 << EXACT) <= 1 <
 pub(crate) struct Index {
     /// The first extent of each leaf's list.
     heads: Vec<u32>,
-    /// The leaves' maxima, then rows of maxima up to one line.
-    rows: [Vec<Line>; ROWS],
+    /// The leaves' maxima, then rows of maxima up to one node.
+    rows: [Vec<Node>; ROWS],
     /// The last leaf.
     last: usize,
-    /// The row that is one line.
+    /// The row that is one node.
     top: usize,
     units: u64,
     holes: u64,
@@ -159,29 +159,29 @@ impl Index {
         let leaves = (leaves + self.heads.len() / 2).next_multiple_of(WIDE);
         let more = leaves - self.heads.len();
         host::room(&mut self.heads, more)?;
-        let mut lines = leaves / WIDE;
+        let mut nodes = leaves / WIDE;
         let mut row = 0;
         loop {
-            let more = lines.saturating_sub(self.rows[row].len());
+            let more = nodes.saturating_sub(self.rows[row].len());
             host::room(&mut self.rows[row], more)?;
-            if lines <= 1 {
+            if nodes <= 1 {
                 break;
             }
-            (lines, row) = (lines.div_ceil(WIDE), row + 1);
+            (nodes, row) = (nodes.div_ceil(WIDE), row + 1);
         }
         let top = row;
         // Nothing fails from here on.
         let last = self.heads.len().checked_sub(1);
         self.heads.resize(leaves, NIL);
         self.last = leaves - 1;
-        let mut lines = leaves / WIDE;
+        let mut nodes = leaves / WIDE;
         for row in 0..=top {
-            self.rows[row].resize(lines, Line::EMPTY);
+            self.rows[row].resize(nodes, Node::EMPTY);
             if row > self.top {
                 // A new row begins with what the one below, so far the top, amounts to.
                 self.rows[row][0].0[0] = self.rows[row - 1][0].max();
             }
-            lines = lines.div_ceil(WIDE);
+            nodes = nodes.div_ceil(WIDE);
         }
         self.top = top.max(self.top);
         if let Some(last) = last {
@@ -225,11 +225,11 @@ impl Index {
 
     /// Bytes of host memory that it takes.
     pub(crate) fn host_bytes(&self) -> u64 {
-        let lines: usize = self.rows.iter().map(Vec::capacity).sum();
-        (self.heads.capacity() * 4 + lines * size_of::<Line>()) as u64
+        let nodes: usize = self.rows.iter().map(Vec::capacity).sum();
+        (self.heads.capacity() * 4 + nodes * size_of::<Node>()) as u64
     }
 
-    /// In a line of the leaves' row, something that was `old` at most has gone, and something that
+    /// In a node of the leaves' row, something that was `old` at most has gone, and something that
     /// is `max` has come.
     #[inline(never)]
     fn pass_up(&mut self, mut at: usize, mut old: i16, mut max: i16) {
@@ -237,8 +237,8 @@ impl Index {
         let Some(mut below) = rows.next() else { return };
         for row in rows {
             // Above the top the rows are empty.
-            let Some(line) = row.get_mut(at / WIDE) else { return };
-            let entry = &mut line.0[at % WIDE];
+            let Some(node) = row.get_mut(at / WIDE) else { return };
+            let entry = &mut node.0[at % WIDE];
             let was = *entry;
             if max < was {
                 if old < was {
@@ -328,22 +328,22 @@ impl Index {
         if from / WIDE != to / WIDE {
             return self.set_apart(from, rest, to, units);
         }
-        // Both in one line: what lies above looks at it once.
-        let line = &mut self.rows[0][from / WIDE].0;
-        let old = std::mem::replace(&mut line[from % WIDE], rest);
-        let new = code(units).max(line[to % WIDE]);
-        line[to % WIDE] = new;
+        // Both in one node: what lies above looks at it once.
+        let node = &mut self.rows[0][from / WIDE].0;
+        let old = std::mem::replace(&mut node[from % WIDE], rest);
+        let new = code(units).max(node[to % WIDE]);
+        node[to % WIDE] = new;
         self.pass_up(from / WIDE, old, new);
     }
 
-    /// As [`less`](Self::less). By itself, as is what follows: so that what is most often done does
-    /// without a frame.
+    /// As [`less`](Self::less). Out of line, as is what follows: the common path then needs no
+    /// stack frame.
     #[inline(never)]
     fn less_slow(&mut self, extents: &[Extent], leaf: usize) {
         self.less(extents, leaf);
     }
 
-    /// The maximum of one leaf may be less than it was, and another one, in another line, has a
+    /// The maximum of one leaf may be less than it was, and another one, in another node, has a
     /// extent of `units`.
     #[inline(never)]
     fn set_apart(&mut self, from: usize, rest: i16, to: usize, units: u32) {
@@ -461,7 +461,7 @@ impl Index {
             }
             at = at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1));
         }
-        // One of these is needed next: half of a line's heads lie in a cache line.
+        // One of these is needed next: half of a node's heads lie in a cache line.
         fetch_entry(&self.heads, at * WIDE);
         fetch_entry(&self.heads, at * WIDE + WIDE / 2);
         let mask = self.rows[0].get(at)?.enough(least);

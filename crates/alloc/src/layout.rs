@@ -13,11 +13,11 @@ pub(crate) const UNIT_SHIFT: u32 = 9;
 /// Every block is aligned to this many bytes at least.
 pub const MIN_ALIGN: u64 = 256;
 /// Requests up to this size (and aligned to [`MIN_ALIGN`]) come from slabs.
-pub const SLAB_MAX: u64 = 64 << 10;
+pub(crate) const SLAB_MAX: u64 = 64 << 10;
 /// Larger requests are refused before any arithmetic is done on them.
-pub const SIZE_LIMIT: u64 = 1 << 60;
+pub(crate) const SIZE_LIMIT: u64 = 1 << 60;
 /// The number of slab classes.
-pub const CLASSES: usize = 48;
+pub(crate) const CLASSES: usize = 48;
 
 /// A request: a size in bytes and an alignment in bytes (a power of two).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,7 +60,7 @@ impl Layout {
 /// classes per doubling.
 #[inline]
 #[must_use]
-pub fn class_of(size: u64) -> usize {
+pub(crate) fn class_of(size: u64) -> usize {
     debug_assert!((1..=SLAB_MAX).contains(&size));
     let below = size as u32 - 1;
     // Below 2 KiB the doubling counts as the eleventh, whose steps are the same.
@@ -71,23 +71,12 @@ pub fn class_of(size: u64) -> usize {
 /// The size in bytes of the blocks of `class`.
 #[inline]
 #[must_use]
-pub const fn class_size(class: usize) -> u64 {
+pub(crate) const fn class_size(class: usize) -> u64 {
     if class < 8 {
         return (class as u64 + 1) * 256;
     }
     let base = 2048u64 << ((class - 8) / 8);
     base + ((class - 8) % 8 + 1) as u64 * (base / 8)
-}
-
-/// The bytes that a request really occupies, apart from alignment: its slab class, or a multiple of
-/// the unit.
-#[must_use]
-pub fn occupied(size: u64) -> u64 {
-    match size {
-        0 => 0,
-        1..=SLAB_MAX => class_size(class_of(size)),
-        _ => size.next_multiple_of(UNIT),
-    }
 }
 
 #[cfg(test)]

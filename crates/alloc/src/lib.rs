@@ -18,18 +18,20 @@
 //! Names: a *row* is the control block (descriptor) of a buffer, in the block table. A *span* is a
 //! range of addresses. An *extent* is a part of a span, free or used, as in jemalloc. A *slot* is
 //! one of the equal blocks of a slab's *run*, which is an extent. A *placement* names one of the
-//! two. A *lane* is the free list of a stream. A *piece* is physical memory of some *granules*, the
-//! unit of mapping.
+//! two. A *free list* is of a stream, or of all. A *piece* is physical memory of some *granules*,
+//! the unit of mapping.
 //!
-//! - leases. Module: `allocator`, `paths`, `blocks`, `rows`, `buffer`, `table`. Purpose: rows at
-//!   stable addresses, the record of each buffer's last uses, drops on any thread.
+//! - leases. Module: `allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`. Purpose:
+//!   rows at stable addresses, the record of each buffer's last uses, drops on any thread.
+//! - parts. Module: `state`, `core`, `supply`, `live`, `reclaimers`. Purpose: what an allocator is
+//!   made of: the state under its lock, the backing with the budget and the trace, and counts.
 //! - thread caches. Module: `thread_cache`, `depot`, `list`. Purpose: just-freed blocks in front of
 //!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
 //! - heap. Module: `store`, `slab`, `heap`, `index`, `extent`. Purpose: slabs up to 64 KiB, first
 //!   fit above, free lists for each stream.
 //! - physical memory. Module: `residency`, `plan`, `budget`. Purpose: which granules are backed,
 //!   moving them to where they are needed, the hard budget.
-//! - slow path. Module: `fallback`, `growth`, `trim`, `waits`, `oom`. Purpose: what is tried, in
+//! - slow path. Module: `fallback`, `growth`, `trim`, `external`, `oom`. Purpose: what is tried, in
 //!   order, before `OutOfMemory`; taking memory and giving it back.
 //! - growing blocks. Module: `growing`, `ranges`, `fork`, `idle`. Purpose: addresses for a maximum,
 //!   memory for what is used.
@@ -38,8 +40,8 @@
 //!   and comes back at the same addresses.
 //! - graphs. Module: `arena`, [`planner`]. Purpose: symbolic buffers while recording, packed by
 //!   liveness when it stops.
-//! - observers. Module: `watch`, `debug`, `ring`, `snapshot`. Purpose: debug aids, the trace ring,
-//!   snapshots.
+//! - observers. Module: `checks`, `debug`, `trace`, `ring`, `snapshot`. Purpose: debug checks
+//!   around the allocator, the trace ring, snapshots.
 //!
 //! # The longest way
 //! An allocation that needs new memory has ten steps. Each is one function:
@@ -54,10 +56,10 @@
 //! 6. `Inner::grow` (`growth.rs`) asks for a plan, and waits a moment where that spares memory.
 //! 7. `Heap::plan` (`plan.rs`) chooses addresses and what backs them: pieces in hand, pieces
 //!    under free memory, new ones. It takes the budget.
-//! 8. `Plan::run` (`residency.rs`) makes the driver calls, without the lock.
+//! 8. `Supply::run` (`supply.rs`) makes the plan's driver calls, without the lock.
 //! 9. `Heap::finish` (`plan.rs`) writes down how they ended, and cuts the block.
-//! 10. The block goes back to step 3, and `Inner::issue` (`rows.rs`) fills in its row and makes the
-//!     lease.
+//! 10. The block goes back to step 3, and `Core::row_of` (`core.rs`) gives it a row, which makes
+//!     the lease.
 //!
 //! # Locks
 //! The allocator's lock is a leaf, and it is not held across a call of a backing, a timeline, a
@@ -69,13 +71,15 @@ mod backing;
 mod blocks;
 mod budget;
 mod buffer;
+mod checks;
 mod config;
-mod counters;
+mod core;
 mod debug;
 mod deferred;
 mod depot;
 mod destroy;
 mod extent;
+mod external;
 mod fallback;
 mod fork;
 mod growing;
@@ -87,6 +91,7 @@ mod imports;
 mod index;
 mod layout;
 mod list;
+mod live;
 mod lock;
 mod lookup;
 #[cfg(all(test, loom))]
@@ -98,20 +103,21 @@ mod paths;
 mod plan;
 pub mod planner;
 mod ranges;
+mod reclaimers;
 mod residency;
 mod ring;
 mod rows;
 mod slab;
 mod snapshot;
 mod state;
-mod stats;
 mod store;
+mod stream;
+mod supply;
 mod suspend;
 mod table;
 mod thread_cache;
+mod trace;
 mod trim;
-mod waits;
-mod watch;
 
 // Tests of private parts need memory without a device too, and the crate that has it is built over
 // this one's other build.
@@ -134,7 +140,8 @@ pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED
 pub use imports::Protection;
 pub use layout::*;
 pub use lookup::Holding;
+pub use reclaimers::Reclaimer;
 pub use ring::{EventKind, TraceEvent};
 pub use snapshot::{BlockInfo, BlockState, LeakReport, LiveBuffer, Segment, Snapshot, TagTotal};
-pub use state::{On, Reclaimer};
+pub use stream::On;
 pub use suspend::SuspendableBacking;

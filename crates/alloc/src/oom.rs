@@ -8,7 +8,7 @@ use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::state::Inner;
 use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Budgeted, Error, Name, OutOfMemory, ShownTag, Text, TimelineId};
+use leasehold_core::{Error, Name, OutOfMemory, ShownTag, Text, TimelineId};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -20,12 +20,12 @@ const MOST_STREAMS: usize = 4;
 
 /// The attempts that were made, for the report.
 #[derive(Default)]
-pub(crate) struct Trail {
-    pub(crate) notes: Vec<Text>,
+pub(crate) struct AttemptLog {
+    notes: Vec<Text>,
     pub(crate) refused: bool,
 }
 
-impl Trail {
+impl AttemptLog {
     /// Notes what the driver said last.
     pub(crate) fn driver(&mut self, said: &Error) {
         const DRIVER: &str = "the driver: ";
@@ -45,20 +45,14 @@ impl Trail {
 
 impl Inner {
     /// Where errors say that memory lacks.
-    pub(crate) fn site(&self) -> Text {
+    fn site(&self) -> Text {
         host::text(format_args!("{}", self.config.name)).unwrap_or(Text::Borrowed("an allocator"))
-    }
-
-    /// A request that the budget does not allow.
-    pub(crate) fn over_budget(&self, requested: u64) -> Error {
-        let (used, limit) = (self.budget.committed(), self.budget.limit());
-        Error::OverBudget { unit: Budgeted::Bytes, requested, used, limit }
     }
 
     /// An allocation that can never succeed.
     #[cold]
     pub(crate) fn refuse(&self, layout: Layout) -> Error {
-        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.supply.failed.add(1);
         if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
             let what = host::text(format_args!(
                 "an alignment of {} in {}",
@@ -73,9 +67,10 @@ impl Inner {
         report.into()
     }
 
-    /// Why `layout` was not allocated. `refused`: the budget stood in the way.
+    /// Why `layout` was not allocated.
     #[cold]
-    pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
+    pub(crate) fn report(&self, layout: Layout, log: AttemptLog) -> Error {
+        let supply = &self.supply;
         let mut report = OutOfMemory::new(self.site(), layout.size);
         let mut places: Vec<(Text, u64)> = Vec::new();
         // A place is left out if there is no host memory for its text or entry.
@@ -88,7 +83,7 @@ impl Inner {
         };
         {
             let core = self.core.lock();
-            let (ready, pending) = self.free_bytes(&core);
+            let (ready, pending) = core.free_bytes(&self.table);
             report.free_ready = ready;
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;
@@ -98,7 +93,10 @@ impl Inner {
                 core.ranges.idle_bytes(),
             );
             place(format_args!("in hand, mapped nowhere"), core.store.heap.res.cached_bytes());
-            place(format_args!("lost to the driver"), core.store.heap.res.quarantined);
+            place(
+                format_args!("lost to the driver"),
+                core.store.heap.res.quarantined + supply.kept_by_driver.get(),
+            );
             let mut pending: Vec<(u64, TimelineId)> = Vec::new();
             core.store.heap.pending_by_timeline().for_each(|p| _ = host::push(&mut pending, p));
             pending.sort_unstable_by_key(|&(bytes, timeline)| Reverse((bytes, timeline.get())));
@@ -106,18 +104,15 @@ impl Inner {
                 place(format_args!("free once {timeline} is done"), bytes);
             }
         }
-        report.live = self.live_bytes();
+        report.live = self.live.bytes(&self.caches);
         place(format_args!("in thread caches"), self.caches.stats().1);
-        place(
-            format_args!("held back by debug aids"),
-            self.watch.as_ref().map_or(0, |w| w.numbers().0),
-        );
-        report.reserved = self.budget.committed();
-        report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
-        report.limit = self.budget.limit();
+        place(format_args!("held back by debug aids"), self.checks.numbers().0);
+        report.reserved = supply.budget.committed();
+        report.in_graphs = self.in_graphs.load(Ordering::Relaxed);
+        report.limit = supply.budget.limit();
 
         let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
-        self.for_each_live(|row, _| {
+        self.table.for_each_live(|row, _| {
             let b = &row.buffer;
             if b.flags() & (IMPORTED | REGION) == 0 {
                 if let Some((bytes, n)) = sums.get_mut(&b.tag()) {
@@ -138,13 +133,13 @@ impl Inner {
         places.sort_unstable_by_key(|p| Reverse(p.1));
         report.places = places;
 
-        report.notes = notes;
+        report.notes = log.notes;
         let notes = &mut report.notes;
         if let Some(scope) = Name::current() {
             host::note(notes, format_args!("requested in scope {scope}"));
         }
-        let room = self.budget.room();
-        if refused || report.limit != u64::MAX && room < layout.size {
+        let room = supply.budget.room();
+        if log.refused || report.limit != u64::MAX && room < layout.size {
             host::note(
                 notes,
                 format_args!("the budget allows no more: raise it, or free something"),
@@ -154,7 +149,7 @@ impl Inner {
                         programs that use it";
             host::push(notes, cure.into());
         }
-        let executables = self.counters.in_executables.load(Ordering::Relaxed);
+        let executables = self.in_executables.get();
         if executables > 0 {
             host::note(
                 notes,

@@ -14,14 +14,15 @@
 //!   deferred free ([`deferred`](crate::deferred)).
 
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, GROWING, IMPORTED, READ_ONLY, Row, WATCHED,
+    ARENA, Buffer, CHECKED, CLASSLESS, EMPTY, FOREIGN, GROWING, IMPORTED, READ_ONLY, Row,
     home_timeline,
 };
 use crate::destroy::release;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
-use crate::state::{Inner, On, inner_of};
+use crate::state::{Inner, inner_of};
 use crate::store::Need;
+use crate::stream::On;
 use crate::thread_cache::{Evicted, Refill};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};
@@ -29,7 +30,7 @@ use leasehold_core::{Header, Lease, Result};
 use std::ptr::NonNull;
 
 /// Flags of rows that no bin keeps.
-const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | GROWING | READ_ONLY | WATCHED | FOREIGN | CLASSLESS;
+const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | GROWING | READ_ONLY | CHECKED | FOREIGN | CLASSLESS;
 
 /// The drop of the last lease of a row.
 ///
@@ -94,7 +95,7 @@ impl Inner {
         } {
             Some(row) => {
                 row.buffer.reuse(layout.size);
-                Ok(self.first_lease(row))
+                Ok(row.first_lease())
             }
             None => self.alloc_small(layout.size, on),
         }
@@ -106,9 +107,10 @@ impl Inner {
         let (class, layout) = (class_of(size), Layout::new(size));
         let need = Need { units: 0, align: 1, class: Some(class as u16) };
         if self.caches.is_none() {
-            return match &self.watch {
-                Some(watch) => self.alloc_watched(watch, layout, on),
-                None => self.alloc_in_core(need, layout, on, Evicted::NOTHING),
+            return if self.checks.is_on() {
+                self.checks.alloc(self, layout, on)
+            } else {
+                self.alloc_in_core(need, layout, on, Evicted::NOTHING)
             };
         }
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
@@ -116,7 +118,7 @@ impl Inner {
             match unsafe { self.caches.refill(thread_number(), class, on.timeline.id(), size) } {
                 Refill::Row(row, evicted) => {
                     row.buffer.reuse(size);
-                    let lease = self.first_lease(row);
+                    let lease = row.first_lease();
                     self.return_evicted_held(evicted);
                     return Ok(lease);
                 }
@@ -134,10 +136,10 @@ impl Inner {
     #[inline(never)]
     fn alloc_aligned(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         let layout = layout.check()?;
-        match &self.watch {
-            _ if layout.size == 0 => self.empty(on),
-            Some(watch) => self.alloc_watched(watch, layout, on),
-            None => self.alloc_block(layout, on),
+        match layout.size {
+            0 => self.empty(on),
+            _ if self.checks.is_on() => self.checks.alloc(self, layout, on),
+            _ => self.alloc_block(layout, on),
         }
     }
 
@@ -145,7 +147,7 @@ impl Inner {
     #[inline(never)]
     fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
         let (layout, mut evicted) = (Layout::new(size), Evicted::NOTHING);
-        if size == 0 || self.watch.is_some() {
+        if size == 0 || self.checks.is_on() {
             return self.alloc_aligned(layout, on);
         }
         if self.caches.keeps(size) {
@@ -153,11 +155,11 @@ impl Inner {
             // it.
             match unsafe { self.caches.take_large(thread_number_there(), on.timeline.id(), size) } {
                 Ok((row, ahead)) => {
-                    if self.counters.exceeds_peak(self.counters.live().wrapping_add_signed(ahead)) {
+                    if self.live.may_be_peak(ahead) {
                         self.note_peak();
                     }
                     row.buffer.reuse(size);
-                    return Ok(self.first_lease(row));
+                    return Ok(row.first_lease());
                 }
                 Err(first) => evicted = first,
             }
@@ -186,12 +188,12 @@ impl Inner {
         {
             let mut core = self.lock_core();
             for _ in 0..more {
-                let Ok(row) = self.table.take(&mut core.vacant, self.owner_ptr()) else { break };
+                let Ok(row) = self.table.take(&mut core.vacant) else { break };
                 let Some(block) = core.store.take_slot_there(class, on.timeline) else {
                     self.table.put_bumped(&mut core.vacant, row);
                     break;
                 };
-                self.fill(row, block, layout.size, on.timeline);
+                self.table.fill(row, block, layout.size, on.timeline);
                 rows.push(row);
             }
         }
@@ -206,14 +208,14 @@ impl Inner {
     fn free(&self, row: &Row, renewed: Option<bool>) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
-        if flags & (IMPORTED | ARENA | EMPTY | GROWING | WATCHED | READ_ONLY) != 0 {
+        if flags & (IMPORTED | ARENA | EMPTY | GROWING | CHECKED | READ_ONLY) != 0 {
             if flags & READ_ONLY != 0 {
-                buffer.set_read_only(false);
+                buffer.set_flag(READ_ONLY, false);
                 return self.free(row, renewed);
             }
-            return match &self.watch {
-                Some(watch) if flags & WATCHED != 0 => self.free_watched(watch, row),
-                _ => u64::from(self.free_special(row, flags)),
+            return match flags & CHECKED {
+                0 => u64::from(self.free_special(row, flags)),
+                _ => self.checks.free(self, row),
             };
         }
         let len = buffer.len();
@@ -242,7 +244,7 @@ impl Inner {
         }
         let mut core = self.lock_core();
         core.store.free(row.placement(), buffer.own_timepoint());
-        self.counters.end_live(len);
+        self.live.end(len);
         core.vacant.live -= 1;
         if fine {
             core.vacant.link(row);

@@ -11,7 +11,7 @@
 //! 2. The pieces at hand, each used whole: those in hand that are mapped nowhere; those under free
 //!    memory that nobody uses any more, large ones and high addresses first; if the backing can
 //!    alias, those that the asking timeline alone may still use, the least ahead first. A timeline
-//!    without a lane gets no alias: its blocks are ready for everybody.
+//!    without a list gets no alias: its blocks are ready for everybody.
 //! 3. Whether to wait. If these pieces do not suffice and waits are allowed, the caller waits for
 //!    near memory ([`near_wait`](Heap::near_wait)), and no memory is taken.
 //! 4. How much is new. The rest comes from the driver, in multiples of `least` granules: the window
@@ -95,7 +95,7 @@ impl Plan {
             target: NIL,
             start: 0,
             units: 0,
-            lane: READY,
+            list: READY,
             timepoint: PackedTimepoint::NEVER,
             steps,
             new_bytes,
@@ -106,18 +106,18 @@ impl Plan {
 }
 
 impl Heap {
-    /// Plans a block of `units` for `lane`.
+    /// Plans a block of `units` for `list`.
     pub(crate) fn plan(
         &mut self,
         units: u32,
         align: u32,
-        lane: u8,
+        list: u8,
         means: Means,
         budget: &Budget,
     ) -> Result<Planned> {
         self.tick += 1;
         let align = if means.aligned { self.align_of(units, align) } else { align };
-        let Some(mut target) = self.target(units, align, lane) else {
+        let Some(mut target) = self.target(units, align, list) else {
             return Ok(Planned::Nothing);
         };
         let missing = self.res.missing(target.start, target.start + units);
@@ -128,7 +128,7 @@ impl Heap {
         } else {
             Vec::new()
         };
-        let alias = means.alias.filter(|_| lane != READY);
+        let alias = means.alias.filter(|_| list != READY);
         let pending = |l: &Reclaimable| {
             let at_hand = l.timepoint.is_never()
                 || l.ahead < u64::MAX && alias == Some(l.timepoint.timeline_id());
@@ -150,18 +150,18 @@ impl Heap {
         reclaimable.truncate(now);
         let held = 8 + 4 * self.res.missing(target.from, target.to);
         self.extents.hold(held)?;
-        let plan = self.claim(target, lane, means.piece, reclaimable, budget);
+        let plan = self.claim(target, list, means.piece, reclaimable, budget);
         let Ok(Some(plan)) = plan else {
             self.extents.unhold(held);
             return plan.map(|_| Planned::Nothing);
         };
-        self.lanes[usize::from(lane)].plans += 1;
+        self.lists[usize::from(list)].plans += 1;
         Ok(Planned::Plan(Plan { extents_held: held, ..plan }))
     }
 
     /// The place of a block, if there are addresses whose granules are mapped one by one.
-    fn target(&self, units: u32, align: u32, lane: u8) -> Option<Target> {
-        let extent = self.choose(units, align, lane);
+    fn target(&self, units: u32, align: u32, list: u8) -> Option<Target> {
+        let extent = self.choose(units, align, list);
         if extent == NIL || !self.spans[usize::from(self.extents[extent].span)].paged {
             return None;
         }
@@ -219,7 +219,7 @@ impl Heap {
     fn claim(
         &mut self,
         target: Target,
-        lane: u8,
+        list: u8,
         new_piece: u32,
         reclaimable: Vec<Reclaimable>,
         budget: &Budget,
@@ -236,7 +236,7 @@ impl Heap {
         };
         let (target, timepoint) = self.isolate(extent, a, b);
         let timepoint = self.take_sources(&mut filled.steps, timepoint);
-        Ok(Some(Plan { target, start, units, lane, timepoint, ..filled }))
+        Ok(Some(Plan { target, start, units, list, timepoint, ..filled }))
     }
 
     /// Fills gaps from below, each with the first piece at hand that fits, and the rest with new
@@ -475,15 +475,15 @@ impl Heap {
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
     /// timepoint. Returns unused bytes to the budget; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
-        self.lanes[usize::from(plan.lane)].plans -= 1;
+        self.lists[usize::from(plan.list)].plans -= 1;
         self.finish_pieces(&plan, budget);
-        let (lane, timepoint) = if plan.timepoint.is_never() {
+        let (list, timepoint) = if plan.timepoint.is_never() {
             (READY, PackedTimepoint::NEVER)
         } else {
-            (plan.lane, plan.timepoint)
+            (plan.list, plan.timepoint)
         };
         if !done {
-            self.free_by_residency(plan.target, lane, timepoint);
+            self.free_by_residency(plan.target, list, timepoint);
             return None;
         }
         self.extents[plan.target].holes = 0;
@@ -491,25 +491,25 @@ impl Heap {
         let target = self.extents[block];
         if target.start < plan.start {
             block = self.split(block, plan.start - target.start);
-            self.free_by_residency(plan.target, lane, timepoint);
+            self.free_by_residency(plan.target, list, timepoint);
         }
         if self.extents[block].units > plan.units {
             let upper = self.split(block, plan.units);
             self.extents[block].state = State::Used;
-            self.free_by_residency(upper, lane, timepoint);
+            self.free_by_residency(upper, list, timepoint);
         }
         let n = &mut self.extents[block];
         n.state = State::Used;
         n.holes = 0;
         n.link = [NIL; 2];
-        n.lane = lane;
+        n.list = list;
         self.extents.cold[block as usize].timepoint = timepoint;
         Some(block)
     }
 
     /// Puts an extent that was out of circulation back; parts that the driver would not take back
     /// stay out for ever.
-    pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, timepoint: PackedTimepoint) {
+    pub(crate) fn free_by_residency(&mut self, mut id: u32, list: u8, timepoint: PackedTimepoint) {
         let shift = self.res.shift;
         let lost = |heap: &Heap, g: u32| {
             let id = heap.res.piece_of(g);
@@ -530,7 +530,7 @@ impl Heap {
             } else {
                 let n = self.extents[id];
                 self.extents[id].holes = self.res.missing(n.start, n.end());
-                self.free_again(id, lane, timepoint);
+                self.free_again(id, list, timepoint);
             }
             if rest == NIL {
                 return;
@@ -629,8 +629,8 @@ impl Heap {
                     });
                 }
                 Source::Aliased { .. } => {
-                    let lane = self.extents[s.emptied].lane;
-                    self.free_by_residency(s.emptied, lane, self.extents.timepoint(s.emptied));
+                    let list = self.extents[s.emptied].list;
+                    self.free_by_residency(s.emptied, list, self.extents.timepoint(s.emptied));
                 }
                 _ => self.free_by_residency(s.emptied, READY, PackedTimepoint::NEVER),
             }

@@ -19,12 +19,15 @@
 //! block of the same maximum adopts a parked one, with what is mapped there. Idle memory may be one
 //! part in [`IDLE_SHARE`] of the budget. What is more goes back to the pieces in hand at the next
 //! slow path, and all of it does before an allocation fails.
-//!
-//! This module must not know how a block gets longer: `growing` does.
 
 use crate::backing::Chunk;
-use crate::residency::{End, Residency, Step};
-use leasehold_core::{Error, PackedTimepoint};
+use crate::buffer::Buffer;
+use crate::extent::NIL;
+use crate::heap::Heap;
+use crate::host;
+use crate::layout::UNIT_SHIFT;
+use crate::residency::{End, Plan, Residency, Source, Step};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result};
 
 /// Idle memory of growing blocks is one part in so many of the budget at most.
 pub(crate) const IDLE_SHARE: u64 = 8;
@@ -72,6 +75,20 @@ impl Range {
     /// Returns whether other blocks lie in the same reservation.
     pub(crate) fn is_part(&self) -> bool {
         self.reserved.1 > self.bytes
+    }
+
+    /// The whole granules of the first `bytes`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than there are addresses.
+    pub(crate) fn within(&self, bytes: u64, granule: u64) -> Result<u64> {
+        if bytes > self.bytes {
+            return Err(Error::invalid(format!(
+                "{bytes} bytes of a growing block of {} at most; give it a larger maximum",
+                self.bytes
+            )));
+        }
+        Ok(bytes.next_multiple_of(granule))
     }
 
     /// Bytes that may go back to the driver once their uses are over.
@@ -129,6 +146,14 @@ impl Range {
     }
 }
 
+/// Memory of a range that goes back.
+pub(crate) struct Leaving {
+    pub(crate) at: usize,
+    pub(crate) steps: Vec<Step>,
+    /// The range itself, if all of it goes: its reservation or its chunk.
+    pub(crate) whole: Option<(u64, u64, Option<Chunk>)>,
+}
+
 /// The growing blocks of an allocator.
 #[derive(Default)]
 pub(crate) struct Ranges(pub(crate) Vec<Option<Range>>);
@@ -157,6 +182,62 @@ impl Ranges {
         self.0.iter_mut().flatten().filter(move |r| r.reserved.0 == base)
     }
 
+    /// A block.
+    pub(crate) fn get(&self, at: usize) -> Option<&Range> {
+        self.0.get(at).and_then(Option::as_ref)
+    }
+
+    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Range> {
+        self.0.get_mut(at).and_then(Option::as_mut)
+    }
+
+    /// Writes a block's addresses down, which lie in a reservation. It is held.
+    pub(crate) fn add(
+        &mut self,
+        (base, bytes): (u64, u64),
+        reserved: (u64, u64),
+        chunk: Option<Chunk>,
+    ) -> Result<usize> {
+        let range = Range {
+            base,
+            bytes,
+            reserved,
+            committed: 0,
+            mapped: chunk.map_or(0, |_| bytes),
+            shared: 0,
+            pieces: Vec::new(),
+            chunk,
+            until: Vec::new(),
+            held: true,
+            busy: Busy::No,
+            broken: false,
+        };
+        let at = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
+        host::room(&mut self.0, 1)?;
+        if at == self.0.len() {
+            self.0.push(None);
+        }
+        self.0[at] = Some(range);
+        Ok(at)
+    }
+
+    /// The parked block of this maximum that has the most memory, held from now on.
+    pub(crate) fn adopt(&mut self, bytes: u64) -> Option<usize> {
+        let fits = |r: &Range| {
+            !r.held && r.busy == Busy::No && !r.broken && r.shared == 0 && r.bytes == bytes
+        };
+        let all = self.0.iter_mut().enumerate();
+        let fitting = all.filter_map(|(at, r)| Some((at, r.as_mut().filter(|r| fits(r))?)));
+        let (at, range) = fitting.max_by_key(|(_, r)| r.mapped)?;
+        range.held = true;
+        Some(at)
+    }
+
+    /// Nobody holds any block.
+    pub(crate) fn park_all(&mut self) {
+        (0..self.0.len() as u32).for_each(|at| self.park(at));
+    }
+
     /// Each block.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Range> {
         self.0.iter().flatten()
@@ -168,5 +249,161 @@ impl Ranges {
             (range.held, range.committed) = (false, 0);
             range.until.clear();
         }
+    }
+
+    /// Takes `wanted` bytes of idle memory that nobody uses out of one range, or all that it has.
+    /// Parked blocks come first.
+    pub(crate) fn take_idle(&mut self, heap: &mut Heap, wanted: u64) -> Result<Option<Leaving>> {
+        let idle = |r: &Range| {
+            // A piece that reaches below the tail stays.
+            let loose = r.pieces.last().is_some_and(|&p| heap.res.bytes_of(p) <= r.tail());
+            // (A parked block without memory has addresses to give back.)
+            r.busy == Busy::No && (loose || !r.held) && r.is_over()
+        };
+        let mut found = None;
+        for held in [false, true] {
+            let fits = |r: &Option<Range>| r.as_ref().is_some_and(|r| r.held == held && idle(r));
+            found = found.or_else(|| self.0.iter().position(fits));
+        }
+        found.map_or(Ok(None), |at| self.take_tail(heap, at, wanted))
+    }
+
+    /// Takes `wanted` bytes off the end of a range that is not busy, whose tail nobody uses.
+    pub(crate) fn take_tail(
+        &mut self,
+        heap: &mut Heap,
+        at: usize,
+        wanted: u64,
+    ) -> Result<Option<Leaving>> {
+        let Some(range) = self.get_mut(at) else { return Ok(None) };
+        let mut steps = Vec::new();
+        host::room(&mut steps, range.pieces.len())?;
+        let mut taken = 0;
+        while taken < wanted
+            && let Some(&piece) = range.pieces.last()
+        {
+            let bytes = heap.res.bytes_of(piece);
+            if taken + bytes > range.mapped - range.committed {
+                break;
+            }
+            taken += bytes;
+            range.pieces.pop();
+            let from_addr = range.base + range.mapped - taken;
+            steps.push(if heap.res.is_alone(piece) {
+                heap.leaving(piece, Source::Reclaimed { from: NIL, from_addr })
+            } else {
+                heap.shared_step(piece, Source::Unshared { from_addr })
+            });
+        }
+        let whole = !range.held && (range.chunk.is_some() || taken == range.mapped);
+        range.busy = Busy::Leaving;
+        range.mapped -= taken;
+        let whole = whole.then_some((range.reserved.0, range.reserved.1, range.chunk));
+        Ok(Some(Leaving { at, steps, whole }))
+    }
+
+    /// Writes down how memory left a range. Returns its bytes, whether the range is gone, and
+    /// whether its reservation may go.
+    pub(crate) fn end_idle(&mut self, heap: &mut Heap, leaving: &Leaving) -> (u64, bool, bool) {
+        let (mut freed, mut stays) = (0, 0);
+        for step in &leaving.steps {
+            heap.end_step(step);
+            match step.end {
+                End::Loose if heap.res.is_cached(step.piece) => freed += step.bytes,
+                End::Untouched => stays += step.bytes,
+                _ => {}
+            }
+        }
+        let slot = &mut self.0[leaving.at];
+        let Some(range) = slot else { return (freed, false, false) };
+        range.mapped += stays;
+        range.shared = range.shared.min(range.mapped);
+        range.busy = Busy::No;
+        range.broken |= leaving.steps.iter().any(|s| s.end == End::LostAtSource);
+        // The steps went from the end, up to one that failed. (There is room: the pieces came from
+        // this list.)
+        let stays = leaving.steps.iter().rev().filter(|s| s.end == End::Untouched);
+        range.pieces.extend(stays.map(|s| s.piece));
+        let gone = leaving.whole.is_some() && range.pieces.is_empty();
+        let (broken, (base, bytes)) = (range.broken, range.reserved);
+        if !gone {
+            return (freed, false, false);
+        }
+        *slot = None;
+        // The last block takes the reservation along. A broken one leaves it for ever.
+        let mut others = self.sharing(base).peekable();
+        let last = others.peek().is_none();
+        if broken {
+            others.for_each(|r| r.reserved.1 = 0);
+        }
+        (freed, true, last && !broken && bytes > 0)
+    }
+
+    /// Checks the growing blocks against the pieces. For tests.
+    pub(crate) fn check(&self, res: &Residency) -> Result<(), String> {
+        let pieces = &res.pieces;
+        let mut seen = vec![0; pieces.len()];
+        for (at, range) in self.0.iter().enumerate() {
+            let Some(range) = range.as_ref().filter(|r| r.busy == Busy::No) else {
+                continue;
+            };
+            let bytes: u64 = range.pieces.iter().map(|&p| res.bytes_of(p)).sum();
+            if range.chunk.is_none() && bytes != range.mapped || range.committed > range.mapped {
+                let (committed, mapped) = (range.committed, range.mapped);
+                return Err(format!("block {at} has {bytes} of {mapped}, uses {committed}"));
+            }
+            let mut end = 0;
+            for &piece in &range.pieces {
+                end += res.bytes_of(piece);
+                seen[piece as usize] += 1;
+                if seen[piece as usize] > 1 + pieces[piece as usize].more {
+                    return Err(format!("piece {piece} is in {} places", seen[piece as usize]));
+                }
+                if pieces[piece as usize].more > 0 && end > range.shared {
+                    return Err(format!("piece {piece} is shared, and block {at} may write it"));
+                }
+                res.check_elsewhere(piece)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans the mappings of a fork. The pieces stay until the plan has come back. Also returns how
+    /// much of `from` was shared before.
+    pub(crate) fn plan_fork(
+        &mut self,
+        heap: &mut Heap,
+        places: (usize, usize),
+        (from, to): (&Lease<Buffer>, &Lease<Buffer>),
+        bytes: u64,
+    ) -> Result<(Plan, u64)> {
+        // (A buffer counts its shared bytes in so many units.)
+        let bytes = bytes.min(from.len()).min(u64::from(u32::MAX) << UNIT_SHIFT);
+        let Some(source) = self.get(places.0) else { return Err(busy()) };
+        let (mut steps, mut shared) = (Vec::new(), 0);
+        host::room(&mut steps, source.pieces.len())?;
+        for &piece in &source.pieces {
+            let step = heap.shared_step(piece, Source::Shared);
+            if shared + step.bytes > bytes {
+                break;
+            }
+            steps.push(Step { addr: to.addr() + shared, ..step });
+            shared += step.bytes;
+        }
+        match self.get_mut(places.1) {
+            Some(range) if range.busy == Busy::No && range.mapped == 0 && to.is_empty() => {
+                host::room(&mut range.pieces, steps.len())?;
+                range.busy = Busy::Mapping;
+            }
+            _ => return Err(busy()),
+        }
+        steps.iter().for_each(|step| heap.res.share(step.piece));
+        let mut before = 0;
+        if let Some(source) = self.get_mut(places.0) {
+            before = source.shared;
+            source.shared = before.max(shared);
+            from.set_shared(source.shared);
+        }
+        Ok((Plan::of_pieces(steps, 0, 0), before))
     }
 }

@@ -15,7 +15,7 @@ use leasehold_core::{PackedTimepoint, Result, TimelineId};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Granule {
     pub(crate) piece: u32,
-    /// When its last use by a timeline is over, as far as releases into timelines' lanes have told.
+    /// The last use by one timeline, as reported by its frees.
     last: PackedTimepoint,
     /// The same of a second timeline; [`MANY`] once there were more at a time.
     other: PackedTimepoint,
@@ -437,7 +437,7 @@ pub(crate) struct Plan {
     pub(crate) target: u32,
     pub(crate) start: u32,
     pub(crate) units: u32,
-    pub(crate) lane: u8,
+    pub(crate) list: u8,
     pub(crate) timepoint: PackedTimepoint,
     pub(crate) steps: Vec<Step>,
     /// Bytes of new memory, which the budget has reserved.

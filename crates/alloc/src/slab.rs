@@ -267,10 +267,10 @@ impl Slabs {
     fn retire(&mut self, heap: &mut Heap, id: u32) {
         let run = &mut self.runs[id as usize];
         run.refresh();
-        let lane = match run.pending {
+        let list = match run.pending {
             Pending::None => READY,
-            Pending::Timeline(_) => match heap.lane_of(run.latest) {
-                Some(lane) => lane,
+            Pending::Timeline(_) => match heap.list_of(run.latest) {
+                Some(list) => list,
                 None => return,
             },
             Pending::Several => return,
@@ -285,7 +285,7 @@ impl Slabs {
         self.runs[id as usize].timepoints = Vec::new();
         self.vacant.push(id);
         heap.extents[extent].link[0] = NIL;
-        heap.free(extent, lane, if lane == READY { PackedTimepoint::NEVER } else { latest });
+        heap.free(extent, list, if list == READY { PackedTimepoint::NEVER } else { latest });
     }
 
     fn list(&mut self, id: u32) {

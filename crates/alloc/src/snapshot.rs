@@ -8,14 +8,15 @@
 use crate::allocator::Allocator;
 use crate::buffer::{IMPORTED, REGION};
 use crate::config::AllocStats;
+use crate::core::Core;
 use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::ranges::Range;
 use crate::ring::TraceEvent;
-use crate::state::{Core, Inner};
+use crate::state::Inner;
 use crate::store::Placement;
-use crate::watch::id_of;
+use crate::trace::id_of;
 use leasehold_core::{Name, PackedTimepoint, ShownTag, Text, TimelineId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -184,9 +185,8 @@ impl Allocator {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let inner = self.inner();
-        let segments = inner.segments();
-        let (events, events_lost) =
-            inner.watch.as_ref().and_then(|w| w.ring()).map_or((Vec::new(), 0), |r| r.read());
+        let segments = segments(inner);
+        let (events, events_lost) = inner.supply.trace.read();
         let (mut names, mut streams) = (BTreeMap::new(), BTreeMap::new());
         let blocks = segments.iter().flat_map(|s| &s.blocks).map(|b| (b.tag, b.stream));
         for (tag, stream) in blocks.chain(events.iter().map(|e| (e.tag, e.stream))) {
@@ -210,7 +210,7 @@ impl Allocator {
     #[must_use]
     pub fn leak_report(&self) -> LeakReport {
         let mut buffers = Vec::new();
-        self.inner().for_each_live(|row, leases| {
+        self.inner().table.for_each_live(|row, leases| {
             let b = &row.buffer;
             buffers.push(LiveBuffer {
                 addr: b.addr(),
@@ -226,55 +226,54 @@ impl Allocator {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Live {
-    len: u64,
-    tag: u32,
-    stream: u16,
-    id: u64,
-    graph: bool,
-}
-
 /// The facts that the tables hold beside the extents.
 struct Facts<'a> {
     core: &'a Core,
-    live: HashMap<u64, Live>,
+    /// Live buffers by address, with their lengths as asked for.
+    live: HashMap<u64, BlockInfo>,
     held: HashSet<(u32, u16)>,
 }
 
 const WHOLE: u16 = u16::MAX;
 
-impl Inner {
-    fn segments(&self) -> Vec<Segment> {
-        let placements = self.watch.as_ref().map(|w| w.held_placements()).unwrap_or_default();
-        let held = placements.into_iter().map(|s| match s {
-            Placement::Extent(extent) => (extent, WHOLE),
-            Placement::Slot(run, slot) => (run, slot),
-        });
-        let core = self.core.lock();
-        let mut live = HashMap::new();
-        self.for_each_live(|row, _| {
-            let (b, id) = (&row.buffer, id_of(row));
-            if b.flags() & IMPORTED == 0 {
-                let (stream, graph) = (b.home_timeline().get(), b.flags() & REGION != 0);
-                live.insert(b.addr(), Live { len: b.len(), tag: b.tag(), stream, id, graph });
-            }
-        });
-        let facts = Facts { core: &core, live, held: held.collect() };
-        let mut out = Vec::new();
-        for span in core.store.heap.spans.iter().filter(|s| s.live) {
-            facts.span(span, &mut out);
+/// The ranges with memory, by address.
+fn segments(inner: &Inner) -> Vec<Segment> {
+    let placements = inner.checks.held_placements();
+    let held = placements.into_iter().map(|s| match s {
+        Placement::Extent(extent) => (extent, WHOLE),
+        Placement::Slot(run, slot) => (run, slot),
+    });
+    let core = inner.core.lock();
+    let mut live = HashMap::new();
+    inner.table.for_each_live(|row, _| {
+        let b = &row.buffer;
+        if b.flags() & IMPORTED == 0 {
+            let block = BlockInfo {
+                requested: b.len(),
+                state: BlockState::Live,
+                stream: b.home_timeline().get(),
+                tag: b.tag(),
+                id: id_of(row),
+                graph: b.flags() & REGION != 0,
+                ..NOTHING
+            };
+            live.insert(b.addr(), block);
         }
-        let mut seen = HashSet::new();
-        core.ranges.each().for_each(|range| facts.growing(range, &mut seen, &mut out));
-        let direct = self.watch.as_ref().map(|w| w.direct_ranges()).unwrap_or_default();
-        for (addr, bytes, row) in direct {
-            let row = row.and_then(|r| self.table.get(r));
-            out.push(facts.direct(addr, bytes, row.map(|r| r.buffer.addr())));
-        }
-        out.sort_by_key(|s| s.addr);
-        out
+    });
+    let facts = Facts { core: &core, live, held: held.collect() };
+    let mut out = Vec::new();
+    for span in core.store.heap.spans.iter().filter(|s| s.live) {
+        facts.span(span, &mut out);
     }
+    let mut seen = HashSet::new();
+    core.ranges.each().for_each(|range| facts.growing(range, &mut seen, &mut out));
+    let direct = inner.checks.direct_ranges();
+    for (addr, bytes, row) in direct {
+        let row = row.and_then(|r| inner.table.get(r));
+        out.push(facts.direct(addr, bytes, row.map(|r| r.buffer.addr())));
+    }
+    out.sort_by_key(|s| s.addr);
+    out
 }
 
 const NOTHING: BlockInfo = BlockInfo {
@@ -291,20 +290,14 @@ const NOTHING: BlockInfo = BlockInfo {
 impl Facts<'_> {
     /// The block that begins at `addr`, live if anybody says so.
     fn used(&self, addr: u64, bytes: u64, held: (u32, u16)) -> BlockInfo {
-        let block = BlockInfo { addr, bytes, ..NOTHING };
-        match self.live.get(&addr) {
-            Some(&Live { len, tag, stream, id, graph }) => BlockInfo {
-                requested: len.min(bytes),
-                state: BlockState::Live,
-                stream,
-                tag,
-                id,
-                graph,
-                ..block
-            },
-            None if self.held.contains(&held) => BlockInfo { state: BlockState::HeldBack, ..block },
-            None => block,
-        }
+        let block = match self.live.get(&addr) {
+            Some(&live) => BlockInfo { requested: live.requested.min(bytes), ..live },
+            None if self.held.contains(&held) => {
+                BlockInfo { state: BlockState::HeldBack, ..NOTHING }
+            }
+            None => NOTHING,
+        };
+        BlockInfo { addr, bytes, ..block }
     }
 
     /// A growing block: what is in use, and what is mapped beyond. A block that shares its

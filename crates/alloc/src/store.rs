@@ -25,8 +25,7 @@ pub(crate) struct Block {
     pub(crate) native: u64,
     /// The slab class, or [`NO_CLASS`].
     pub(crate) class: u16,
-    /// Until when the memory's former use goes on, on the timeline that asked; never for memory
-    /// that is ready.
+    /// The last pending use, a point of the asking timeline. `NEVER`: the memory is ready.
     pub(crate) timepoint: PackedTimepoint,
 }
 
@@ -136,8 +135,8 @@ impl Store {
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
     pub(crate) fn take_resident(&mut self, need: Need, timeline: &Timeline) -> Found {
-        let lane = self.heap.lane_for(timeline);
-        let extent = self.heap.take_resident(self.units(need), need.align, lane)?;
+        let list = self.heap.list_for(timeline);
+        let extent = self.heap.take_resident(self.units(need), need.align, list)?;
         extent.map_or(Ok(None), |extent| self.block_for(extent, need))
     }
 
@@ -149,8 +148,8 @@ impl Store {
         timeline: &Timeline,
         allowed: impl FnMut(PackedTimepoint) -> bool,
     ) -> Found {
-        let lane = self.heap.lane_for(timeline);
-        let extent = self.heap.take_foreign(self.units(need), need.align, lane, allowed)?;
+        let list = self.heap.list_for(timeline);
+        let extent = self.heap.take_foreign(self.units(need), need.align, list, allowed)?;
         extent.map_or(Ok(None), |extent| self.block_for(extent, need))
     }
 
@@ -172,13 +171,13 @@ impl Store {
     #[inline(always)]
     pub(crate) fn block(&self, extent: u32) -> Block {
         let n = &self.heap.extents[extent];
-        let timepoint = if n.lane == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
+        let timepoint = if n.list == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
         let span = &self.heap.spans[usize::from(n.span)];
         let (addr, native) = (span.addr(n.start), span.native);
         Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, timepoint }
     }
 
-    /// Until when an extent of a timeline's lane may be in use; never, if its last use is over.
+    /// Until when an extent of a timeline's list may be in use; never, if its last use is over.
     #[inline(never)]
     fn pending(&self, extent: u32) -> PackedTimepoint {
         let timepoint = self.heap.extents.cold[extent as usize].timepoint;

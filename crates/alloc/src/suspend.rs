@@ -9,8 +9,6 @@
 //! While the backing is suspended, the allocator may free blocks, and may take blocks of memory
 //! that it already has. The caller refuses allocations, because such blocks have no memory behind
 //! them.
-//!
-//! This module must not know how blocks are placed.
 
 use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::budget::SharedBudget;

@@ -3,12 +3,14 @@
 //! Rows lie in chunks that never move. Rows that nobody uses form lists through their headers,
 //! which the allocator's lock guards.
 
-use crate::buffer::Row;
+use crate::buffer::{ARENA, CLASSLESS, EMPTY, KIND_MASK, Row};
+use crate::layout::NO_CLASS;
 use crate::list::{link, set_link};
+use crate::store::Block;
 use leasehold_core::chunks::{Chunks, next_first_generation};
-use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, Header, OutOfMemory, Owner, Result};
+use leasehold_core::{Error, Header, OutOfMemory, Owner, PackedTimepoint, Result, Timeline};
 use std::ptr;
 
 /// Rows of the first chunk.
@@ -19,6 +21,10 @@ pub(crate) struct Table {
     chunks: Chunks<Row>,
     rows: AtomicU32,
     first_generation: u32,
+    /// The rows' owner, whose allocation a header leads to.
+    owner: AtomicPtr<Owner>,
+    /// The flags of ordinary rows.
+    flags: u32,
 }
 
 /// Lists of rows that nobody uses; a thread has the list of its number.
@@ -77,13 +83,26 @@ fn list_of(thread: u32) -> usize {
 
 impl Table {
     /// An empty table. Tables begin their generations at different offsets, so that a foreign
-    /// handle is refused.
-    pub(crate) fn new() -> Self {
+    /// handle is refused. `flags`: those of ordinary rows.
+    pub(crate) fn new(flags: u32) -> Self {
         Self {
             chunks: Chunks::new(FIRST),
             rows: AtomicU32::new(0),
             first_generation: next_first_generation(),
+            owner: AtomicPtr::default(),
+            flags,
         }
+    }
+
+    /// The rows' owner.
+    #[inline]
+    pub(crate) fn owner(&self) -> *const Owner {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    /// Names the rows' owner, before there is a row.
+    pub(crate) fn set_owner(&self, owner: *mut Owner) {
+        self.owner.store(owner, Ordering::Relaxed);
     }
 
     /// The row of an index, if there is one.
@@ -101,21 +120,15 @@ impl Table {
 
     /// A row that nobody holds. Under the allocator's lock.
     #[inline]
-    pub(crate) fn take(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<&Row> {
-        self.take_for(thread_number(), vacant, owner)
+    pub(crate) fn take(&self, vacant: &mut Vacant) -> Result<&Row> {
+        self.take_for(thread_number(), vacant)
     }
 
     /// As [`take`](Self::take), for the thread of this number.
     #[inline]
-    pub(crate) fn take_for(
-        &self,
-        thread: u32,
-        vacant: &mut Vacant,
-        owner: *const Owner,
-    ) -> Result<&Row> {
+    pub(crate) fn take_for(&self, thread: u32, vacant: &mut Vacant) -> Result<&Row> {
         let own = list_of(thread);
-        let list =
-            if vacant.heads[own].is_null() { self.supply_slow(vacant, own, owner)? } else { own };
+        let list = if vacant.heads[own].is_null() { self.supply_slow(vacant, own)? } else { own };
         // SAFETY: rows are of this table.
         let row = unsafe { vacant.unlink(list) }.ok_or_else(lost)?;
         vacant.live += 1;
@@ -124,12 +137,12 @@ impl Table {
 
     /// Brings unused rows to a list, or names another list that has some.
     #[cold]
-    fn supply_slow(&self, vacant: &mut Vacant, list: usize, owner: *const Owner) -> Result<usize> {
+    fn supply_slow(&self, vacant: &mut Vacant, list: usize) -> Result<usize> {
         if vacant.fresh.is_empty() {
             if let Some(other) = vacant.heads.iter().position(|h| !h.is_null()) {
                 return Ok(other);
             }
-            self.grow_slow(vacant, owner)?;
+            self.grow_slow(vacant)?;
         }
         let end = (vacant.fresh.start + PAGE).min(vacant.fresh.end);
         let page = vacant.fresh.start..end;
@@ -169,6 +182,46 @@ impl Table {
         fine
     }
 
+    /// Ends the row's generation and counts the row as put, while it is to stay out of the lists.
+    /// Whether it may be used again is asked by [`restore`](Self::restore).
+    pub(crate) fn put_aside(&self, vacant: &mut Vacant, row: &Row) {
+        let _ = self.bump_generation(row);
+        vacant.live -= 1;
+    }
+
+    /// Makes a row describe a block.
+    #[inline(always)]
+    pub(crate) fn fill(&self, row: &Row, block: Block, size: u64, timeline: &'static Timeline) {
+        row.set_placement(block.placement, block.class);
+        let flags = self.flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
+        let place = (block.addr, block.native);
+        row.buffer.describe(place, size, Some(timeline), flags, block.timepoint);
+    }
+
+    /// Makes a row describe memory that is no block of the store and ready for use.
+    pub(crate) fn fill_special(
+        &self,
+        row: &Row,
+        place: (u64, u64),
+        size: u64,
+        home: Option<&'static Timeline>,
+        flags: u32,
+    ) {
+        let flags = self.flags & KIND_MASK | flags;
+        row.buffer.describe(place, size, home, flags, PackedTimepoint::NEVER);
+    }
+
+    /// Calls `f` with the row of every buffer that leases hold, and how many do, except members of
+    /// graphs and empty ones.
+    pub(crate) fn for_each_live(&self, mut f: impl FnMut(&Row, u32)) {
+        for row in (0..self.len()).filter_map(|i| self.get(i)) {
+            let leases = row.header.strong();
+            if leases > 0 && row.buffer.flags() & (ARENA | EMPTY) == 0 {
+                f(row, leases);
+            }
+        }
+    }
+
     /// Ends the row's generation. `false`: it was the last one.
     #[inline]
     #[must_use]
@@ -177,11 +230,11 @@ impl Table {
     }
 
     #[cold]
-    fn grow_slow(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<()> {
+    fn grow_slow(&self, vacant: &mut Vacant) -> Result<()> {
         let base = self.rows.load(Ordering::Relaxed);
         let full =
             |rows: u64| -> Error { OutOfMemory::new("rows of the block table", rows).into() };
-        let make = |index| Row::new(Header::new(owner, index, self.first_generation));
+        let make = |index| Row::new(Header::new(self.owner(), index, self.first_generation));
         let n =
             self.chunks.grow(base, make).map_err(|bytes| full(bytes / size_of::<Row>() as u64))?;
         if n == 0 {

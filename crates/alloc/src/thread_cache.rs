@@ -28,8 +28,9 @@
 //! - What is kept goes to the heap all at once. On a request it goes under the lock which that
 //!   takes anyway, as mimalloc's threads collect deferred frees. A free that finds no room, in
 //!   number or in bytes, sends it there before its own block is kept.
-//! - Within a budget a rest after `TRIES` is for good, and a flush begins none. Every trial changes
-//!   where blocks lie, and so may take new memory. A workload that repeats must come to rest.
+//! - With a budget, a shard that rests after `TRIES` keeps no large block any more, and a flush
+//!   begins no rest. Every trial changes where blocks lie, and so may take new memory. A workload
+//!   that repeats must come to rest.
 //!
 //! # Protocol
 //! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
@@ -141,6 +142,13 @@ impl ThreadCaches {
         let shards = (0..n).map(|_| Shard::new(small, FREE)).collect();
         let mask = n as u32 - 1;
         Self { shards, mask, none: false, small, large, largest, budgeted: false, depot }
+    }
+
+    /// Shards that keep at most `most` bytes each of blocks of a kind, but some small blocks in any
+    /// case.
+    pub(crate) fn of_memory(threads: usize, most: u64) -> Self {
+        let small = (16 << 20).min(most.max(1 << 20));
+        Self::new(threads, small, most.min(32 << 20), most.min(64 << 20))
     }
 
     /// The same for an allocator that has a budget, if `budgeted`.

@@ -8,7 +8,7 @@ use crate::registry::Registry;
 use crate::source::{Source, Sources};
 use crate::status::no_memory;
 use leasehold::share::SharedBlock;
-use leasehold::{Buffer, Context, Error, Lease, Protection, Result, Runtime};
+use leasehold::{Buffer, Context, Error, Lease, PoolKind, Protection, Result, Runtime};
 use leasehold_alloc::{AllocStats, BlockInfo, Policy, SharedBudget, Snapshot};
 use leasehold_core::Name;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,8 +151,7 @@ impl Device {
             name: "memory".to_owned(),
             policy: settings.policy,
             trace_events: settings.trace_events,
-            suspendable: false,
-            shareable: settings.shareable,
+            kind: settings.shareable.then_some(PoolKind::Shareable),
             movable: true,
         };
         let main = Arc::new(Pool::new(&runtime, &budget, main)?);
@@ -318,7 +317,7 @@ impl Device {
     /// A descriptor of a block for another process, and its description.
     ///
     /// # Safety
-    /// - As [`leasehold::share::ShareablePool::export`].
+    /// - As [`leasehold::Pool::export`].
     pub(crate) unsafe fn export(&self, addr: u64) -> Result<(OwnedFd, SharedBlock)> {
         let (segment, bytes) = self.blocks.with(addr, |block| {
             let bytes = block.lease.len();
@@ -438,8 +437,7 @@ impl Device {
             name,
             policy,
             trace_events: self.trace_events,
-            suspendable,
-            shareable: false,
+            kind: suspendable.then_some(PoolKind::Suspendable),
             movable,
         };
         let pool = Pool::new(&self.runtime, &self.budget, settings)?;

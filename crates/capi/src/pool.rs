@@ -8,19 +8,16 @@
 
 use crate::registry::unknown;
 use crate::source::Sources;
-use leasehold::share::ShareableMemory;
-use leasehold::suspend::SuspendableMemory;
-use leasehold::{Buffer, Error, Lease, Result, Runtime};
-use leasehold_alloc::{
-    Allocator, AllocatorConfig, Backing, Layout, On, Policy, SharedBudget, SuspendableBacking,
-};
+use leasehold::pool::PoolMemory;
+use leasehold::{Buffer, Error, Lease, PoolKind, Result, Runtime};
+use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget};
 use leasehold_core::sync::{Arc, RwLock};
 use leasehold_hal::{MemoryKind, SharedSegment};
 
 /// The state of a pool.
 enum State {
-    /// Its handle is open. `None`: it was not made to be suspended.
-    Open(Option<SuspendableMemory>),
+    /// Its handle is open. `None`: its memory is ordinary, neither suspendable nor shareable.
+    Open(Option<PoolMemory>),
     /// Its handle was closed. It lives on in its blocks, and is not suspended any more. A pool that
     /// had no memory then has no blocks either, and gives none.
     Released { memory: bool },
@@ -37,9 +34,8 @@ pub(crate) struct PoolSettings {
     pub(crate) name: String,
     pub(crate) policy: Policy,
     pub(crate) trace_events: usize,
-    pub(crate) suspendable: bool,
-    /// Other processes may map its memory, which is never moved or suspended.
-    pub(crate) shareable: bool,
+    /// `None`: its memory is ordinary.
+    pub(crate) kind: Option<PoolKind>,
     /// Memory under free blocks may be moved and taken back.
     pub(crate) movable: bool,
 }
@@ -55,9 +51,8 @@ pub(crate) struct Pool {
     pub(crate) movable: bool,
     /// Whether the pool was made to be suspended.
     suspendable: bool,
-    /// Its memory, if other processes may map it.
-    shareable: Option<ShareableMemory>,
-    /// Allocations of such a pool share it; a suspension, a resumption and a release take it alone.
+    /// Allocations of a suspendable pool share it; a suspension, a resumption and a release take it
+    /// alone.
     state: RwLock<State>,
 }
 
@@ -67,11 +62,6 @@ impl Pool {
         budget: &SharedBudget,
         settings: PoolSettings,
     ) -> Result<Self> {
-        let shareable = settings.shareable.then(|| ShareableMemory::new(runtime)).transpose()?;
-        let backing: Box<dyn Backing> = match &shareable {
-            Some(memory) => Box::new(memory.clone()),
-            None => runtime.raw_device().backing(MemoryKind::Device)?,
-        };
         let config = AllocatorConfig {
             name: format!("{} {}", runtime.device(), settings.name).into(),
             policy: settings.policy,
@@ -80,23 +70,22 @@ impl Pool {
             trace_events: settings.trace_events,
             ..AllocatorConfig::default()
         };
-        let (allocator, memory) = if settings.suspendable {
-            let backing = SuspendableBacking::new(backing, Some(budget.clone()))?;
-            let allocator = Allocator::new(Box::new(backing.clone()), config)?;
-            if !backing.has_addresses() {
-                return Err(Error::Unsupported("the driver has no addresses to reserve".into()));
+        let (memory, allocator) = match settings.kind {
+            Some(kind) => {
+                let (memory, allocator) = PoolMemory::new(runtime, kind, config)?;
+                (Some(memory), allocator)
             }
-            (allocator, Some(SuspendableMemory::new(backing)))
-        } else {
-            (Allocator::new(backing, config)?, None)
+            None => {
+                let backing = runtime.raw_device().backing(MemoryKind::Device)?;
+                (None, Allocator::new(backing, config)?)
+            }
         };
         Ok(Self {
             handle: 0,
             name: settings.name,
             movable: settings.movable,
             allocator,
-            suspendable: settings.suspendable,
-            shareable,
+            suspendable: settings.kind == Some(PoolKind::Suspendable),
             state: RwLock::new(State::Open(memory)),
         })
     }
@@ -124,7 +113,10 @@ impl Pool {
     /// # Errors
     /// `Unsupported` for a pool whose memory other processes cannot map.
     pub(crate) fn segment_of(&self, addr: u64, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
-        let segment = self.shareable.as_ref().and_then(|memory| memory.holding(addr, bytes));
+        let segment = match &*self.state.read() {
+            State::Open(Some(memory)) => memory.segment_of(addr, bytes),
+            _ => None,
+        };
         segment.ok_or_else(|| {
             Error::Unsupported(
                 format!(
@@ -182,9 +174,9 @@ impl Pool {
     /// # Errors
     /// `Unsupported` for a pool that was not made to be suspended; that the pool is unknown once it
     /// is released.
-    fn memory<'s>(&self, state: &'s mut State) -> Result<&'s mut SuspendableMemory> {
+    fn memory<'s>(&self, state: &'s mut State) -> Result<&'s mut PoolMemory> {
         match state {
-            State::Open(Some(memory)) => Ok(memory),
+            State::Open(Some(memory)) if self.suspendable => Ok(memory),
             State::Released { .. } if self.suspendable => Err(unknown("pool", self.handle)),
             _ => Err(Error::Unsupported(
                 format!("pool {} was not made to be suspended", self.name).into(),
@@ -212,7 +204,7 @@ impl Pool {
             // Free memory has no contents to keep.
             self.allocator.trim(0)?;
         }
-        let keep = if keep { SuspendableMemory::ALL } else { &[] };
+        let keep = if keep { PoolMemory::ALL } else { &[] };
         // SAFETY: all work of the context is over, and the caller vouches for later work.
         unsafe { memory.suspend(runtime, keep) }
     }

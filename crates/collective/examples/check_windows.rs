@@ -5,7 +5,7 @@
 //! torchrun --nproc-per-node 2 --no-python target/release/examples/check_windows
 //! ```
 
-use leasehold::{Array, DeviceId, Result, Runtime, ShareablePool};
+use leasehold::{Array, DeviceId, Pool, PoolKind, Result, Runtime};
 use leasehold_collective::{Comm, CommConfig, Reduce, World};
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     let comm = world.comm(&runtime, &CommConfig::new("tp"))?;
     let ordinary = runtime.alloc_array::<f32>(WORDS)?;
     let (plain, right) = time(&runtime, &comm, &ordinary)?;
-    let pool = ShareablePool::new(&runtime, "windows")?;
+    let pool = Pool::new(&runtime, "windows", PoolKind::Shareable)?;
     let x = Array::from_buffer(pool.alloc(4 * WORDS as u64)?)?;
     let registration = comm.register(&pool)?;
     let (window, also) = time(&runtime, &comm, &x)?;

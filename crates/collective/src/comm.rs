@@ -2,26 +2,28 @@
 //!
 //! # A call
 //! It is checked as far as one rank can (`group`), numbered (`log`), and submitted as one foreign
-//! call. Its operands are the memory and the collective line (`line`). When the backend runs or
+//! call. Its operands are the memory and the order token (`order_token`). When the backend runs or
 //! captures the foreign call, the library gets the call with the addresses.
 //!
 //! # A failure
 //! The first failure of a communicator is its state from then on: later calls return it and submit
 //! nothing (`inner`). Submissions with calls that are not over are poisoned, and so is what depends
-//! on them. Calls of other communicators wait for the line: those that are submitted before that
-//! work is over fail with it, and later ones are sound, since they overwrite the line.
+//! on them. Calls of other communicators wait for the token: those that are submitted before that
+//! work is over fail with it, and later ones are sound, since they overwrite the token.
 
 use crate::driver::{self, CollectiveOps, Derived, Place};
+use crate::error::{lost, timeout, unsupported};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
-use crate::line::{Line, Turn};
+use crate::log::Entered;
 use crate::members::Members;
 use crate::native::{self, Native};
-use crate::signature::{Kind, List, Signature};
+use crate::order_token::{OrderToken, Turn};
+use crate::signature::{Class, Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::unfinished::Calls;
-use crate::watch::Watching;
+use crate::watchdog::Watching;
 use crate::window::{self, Registered};
 use crate::world::World;
 use leasehold::backend::sync::{Arc, Mutex, thread};
@@ -141,10 +143,10 @@ struct Shared {
     core: Arc<Core>,
     config: CommConfig,
     runtime: Runtime,
-    line: Arc<Line>,
+    token: Arc<OrderToken>,
     registered: Registered,
     /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
-    told: Mutex<HashMap<String, u64>>,
+    told: Mutex<HashMap<Class, u64>>,
 }
 
 impl Drop for Shared {
@@ -205,10 +207,9 @@ impl World {
         }
         while store.add("close/left", 0)? < i64::from(size) - 1 {
             if left(until).is_zero() {
-                return Err(Error::Timeout(
-                    format!("not all ranks have left within {limit:?}; look at what they do")
-                        .into(),
-                ));
+                return Err(timeout(format!(
+                    "not all ranks have left within {limit:?}; look at what they do"
+                )));
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -261,9 +262,9 @@ impl Comm {
         runtime: &Runtime,
         from: Option<(Arc<Shared>, Derived)>,
     ) -> Result<Self> {
-        let line = match config.concurrent {
-            true => Line::new(runtime)?,
-            false => members.world.0.lines.of(runtime)?,
+        let token = match config.concurrent {
+            true => OrderToken::new(runtime)?,
+            false => members.world.0.tokens.of(runtime)?,
         };
         let turn = ops.takes_turns().then(|| Turn::of(runtime)).transpose()?;
         let what = format!("it has not made its part of {}", members.name);
@@ -279,14 +280,12 @@ impl Comm {
             let said = members.hear("id", 0, &what)?;
             let (library, id) = said.split_once('\n').unwrap_or_default();
             if library.is_empty() {
-                return Err(Error::PeerLost { rank: members.ranks[0], why: id.to_owned().into() });
+                return Err(lost(members.ranks[0], id));
             }
             if library != ops.name() {
+                let (Members { name, rank, .. }, own) = (&**members, ops.name());
                 return Err(Error::state(format!(
-                    "{}: rank 0 has {library}, and rank {} has {}; give all ranks the same library and version",
-                    members.name,
-                    members.rank,
-                    ops.name()
+                    "{name}: rank 0 has {library}, and rank {rank} has {own}; give all ranks the same library and version"
                 )));
             }
             bytes_of(id).ok_or_else(|| Error::state("an id that is no number in the store"))?
@@ -302,7 +301,7 @@ impl Comm {
         };
         let library = ops.clone();
         let look = || members.look_for_unmade();
-        let outbox = members.world.0.watch().outbox().clone();
+        let outbox = members.world.0.watchdog().outbox().clone();
         let native = Native::make(&members.name, config.timeout, outbox, look, move || {
             place.runtime.activate()?;
             match from {
@@ -312,10 +311,11 @@ impl Comm {
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
         let device = runtime.raw_device().downgrade();
-        let core = Core::new(members.clone(), ops, turn, native, (device, line.serial))?;
+        let (place, checks) = ((device, token.serial), config.check == Check::Each);
+        let core = Core::new(members.clone(), ops, turn, native, place, checks)?;
         let told = Mutex::default();
         let registered = Registered::default();
-        let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
+        let shared = Shared { core, config, runtime: runtime.clone(), token, registered, told };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -403,7 +403,7 @@ impl Comm {
             drop(Native::make(
                 &members.name,
                 config.timeout,
-                members.world.0.watch().outbox().clone(),
+                members.world.0.watchdog().outbox().clone(),
                 || Ok(()),
                 move || {
                     old.runtime.activate()?;
@@ -481,10 +481,9 @@ impl Comm {
         if !self.shared.config.sends
             && let Some(kind) = group.drafts.iter().map(|d| d.kind).find(|kind| kind.is_sent())
         {
+            let (kind, name) = (kind.name(), self.name());
             return Err(Error::state(format!(
-                "{}: {} has no connections for it; make the communicator with CommConfig::sends(true)",
-                kind.name(),
-                self.name()
+                "{kind}: {name} has no connections for it; make the communicator with CommConfig::sends(true)"
             )));
         }
         self.submit(stream, &group.drafts)
@@ -496,10 +495,9 @@ impl Comm {
             return Ok(());
         }
         if !stream.is_of(&shared.runtime) {
+            let (device, name) = (shared.runtime.device(), self.name());
             return Err(Error::invalid(format!(
-                "{stream:?} is not of {}, the device of {}; use a stream of the communicator's runtime",
-                shared.runtime.device(),
-                self.name()
+                "{stream:?} is not of {device}, the device of {name}; use a stream of the communicator's runtime"
             )));
         }
         if let Some(cause) = core.failure() {
@@ -507,16 +505,15 @@ impl Comm {
         }
         let captured = stream.is_recording();
         if captured && stream.next_node().is_none() {
-            return Err(Error::Unsupported(
-                "a call of a collective in the body of a loop or branch; record it outside the body"
-                    .into(),
+            return Err(unsupported(
+                "a call of a collective in the body of a loop or branch; record it outside the body",
             ));
         }
         let scope = Name::current();
         // Reads have no order among each other.
-        let line = shared.line.buffer.write();
+        let token = shared.token.buffer.write();
         // A usual call allocates no list.
-        let mut operands: SmallVec<[Operand<'_>; 4]> = smallvec![line];
+        let mut operands: SmallVec<[Operand<'_>; 4]> = smallvec![token];
         let mut planned: SmallVec<[Planned; 1]> = SmallVec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
             let signature =
@@ -547,6 +544,8 @@ impl Comm {
             };
             planned.push(Planned { signature, src, dst });
         }
+        let checking = core.checking.as_ref().filter(|_| !captured);
+        let _one = checking.map(|_| shared.token.checks.lock());
         let mut entered = Calls::new();
         {
             let mut log = core.log.lock();
@@ -555,7 +554,13 @@ impl Comm {
         let recorded = captured.then(|| planned.clone());
         let placed = if captured { shared.registered.place(core, drafts) } else { None };
         let noted = placed.clone();
-        let submitted = self.check_each(&planned).and_then(|()| {
+        let checked = checking.map_or(Ok(()), |checking| {
+            checking.lock().clone_from(&entered);
+            let checked = self.check_each(&planned, &entered);
+            checking.lock().clear();
+            checked
+        });
+        let submitted = checked.and_then(|()| {
             let own = core.clone();
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
@@ -573,7 +578,7 @@ impl Comm {
             return Err(cause);
         }
         match recorded {
-            None => core.submitted(stream.now(), entered),
+            None => core.submitted(stream.now(), entered, None),
             Some(planned) => {
                 let at = stop::place();
                 planned.into_iter().try_for_each(|Planned { signature, .. }| {
@@ -588,49 +593,40 @@ impl Comm {
         Ok(())
     }
 
-    /// Compares eager calls with those of the other ranks, if that was asked for.
-    fn check_each(&self, planned: &[Planned]) -> Result<()> {
-        let core = self.core();
-        let members = &core.members;
-        if self.shared.config.check != Check::Each {
-            return Ok(());
-        }
-        let eager = || planned.iter().map(|p| &p.signature).filter(|s| !s.captured);
-        // The sequences of this rank's call and of the other side's.
-        let sequences = |s: &Signature| match s.kind {
-            Kind::Send { to } => (format!("each/to{to}"), format!("each/from{}", members.rank)),
-            Kind::Recv { from } => (format!("each/from{from}"), format!("each/to{}", members.rank)),
-            _ => ("each/all".to_owned(), "each/all".to_owned()),
-        };
-        for signature in eager() {
+    /// Compares eager calls with those of the other ranks.
+    fn check_each(&self, planned: &[Planned], entered: &Calls) -> Result<()> {
+        let (core, members) = (self.core(), &self.core().members);
+        let calls = || std::iter::zip(planned, entered).map(|(p, e)| (&p.signature, e));
+        for (signature, Entered { class, seq }) in calls() {
             let text = List::of([signature]).text(usize::MAX);
-            let subject = format!("{}/{}", sequences(signature).0, signature.seq);
-            members.tell(&subject, text.as_bytes())?;
+            members.tell(&format!("each/{class}/{seq}"), text.as_bytes())?;
         }
-        for signature in eager() {
+        for (signature, Entered { class, seq }) in calls() {
             let own = List::of([signature]);
             let what = format!("it has made no call {}", signature.numbered(&members.name));
+            let subject = format!("each/{}/{seq}", class.counterpart(members.rank));
             let others: Vec<u32> = match signature.kind.peer() {
                 Some(peer) => vec![peer],
                 None => members.others().collect(),
             };
             for rank in others {
-                let subject = format!("{}/{}", sequences(signature).1, signature.seq);
-                let theirs = members.hear(&subject, rank, &what)?;
+                let end = || core.failure();
+                let theirs = members.hear_within(&subject, rank, &what, members.limit, end)?;
                 let theirs = List::parse(&theirs);
-                if let Some(cause) = own.difference(members.rank, &theirs, rank, &members.name) {
+                if let Some(cause) =
+                    own.difference(members.rank, &theirs, (rank, false), &members.name)
+                {
                     return Err(core.refuse(cause));
                 }
             }
         }
         // A rank that has told of this group has heard all of the groups before.
         let mut told = self.shared.told.lock();
-        for signature in eager() {
-            let sequence = sequences(signature).0;
-            if !eager().any(|s| sequences(s).0 == sequence && s.seq < signature.seq) {
-                let oldest = told.insert(sequence.clone(), signature.seq).unwrap_or_default();
-                (oldest..signature.seq)
-                    .try_for_each(|seq| members.untell(&format!("{sequence}/{seq}")))?;
+        for (i, Entered { class, seq }) in entered.iter().enumerate() {
+            if entered[..i].iter().all(|before| before.class != *class) {
+                let oldest = told.insert(*class, *seq).unwrap_or_default();
+                (oldest..*seq)
+                    .try_for_each(|seq| members.untell(&format!("each/{class}/{seq}")))?;
             }
         }
         Ok(())
@@ -639,14 +635,8 @@ impl Comm {
 
 impl fmt::Debug for Comm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Comm({}, rank {} of {}, {})",
-            self.name(),
-            self.rank(),
-            self.size(),
-            self.library()
-        )
+        let (name, rank, size) = (self.name(), self.rank(), self.size());
+        write!(f, "Comm({name}, rank {rank} of {size}, {})", self.library())
     }
 }
 

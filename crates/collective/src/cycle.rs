@@ -1,8 +1,11 @@
 //! Cycles of ranks that wait for each other in calls of several communicators.
 //!
-//! A line gives the calls of a device one order. So a rank *stands* in the first submission of a
-//! line that is not over, and comes to no later one before. Another rank that waits for a later one
-//! waits for the rank that stands. In a cycle of such waits nobody goes on.
+//! An order token gives the calls of a device one order, and a lock its checked calls
+//! ([`Check::Each`](crate::Check::Each)), which wait for each other on the host. So a rank *stands*
+//! in the first submission of an order that is not over, and comes to no later one before. A graph
+//! is one submission of several places, each with a call or a group, which follow each other. What
+//! waits for a call of a rank waits for the rank's places before it. In a cycle of such waits
+//! nobody goes on.
 //!
 //! # How one is found
 //! A rank that stands for some time tells so in a record, again and again. It says which calls it
@@ -12,13 +15,14 @@
 //! records that they began after the first time. Then all of them stood there at one time.
 //!
 //! # What is not found
-//! A rank without a second communicator on its line tells nothing. Neither does one whose call
-//! waits for something else than a call, nor one whose line has no order.
+//! A rank without a second communicator in an order tells nothing. Neither does one whose call
+//! waits for something else than a call, nor one whose calls have no order. Of a graph the first
+//! places count, and those of communicators with calls of all ranks in it.
 //!
 //! This module must not know communicators.
 
 use leasehold::Result;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
@@ -31,14 +35,15 @@ const READ: Duration = Duration::from_millis(10);
 /// The ranks of a cycle in its text, and the characters of each call.
 const SHOWN: usize = 6;
 const CALL: usize = 100;
+/// The places of a graph in a record.
+const PLACES: usize = 256;
 
-/// A communicator of a rank, as far as others may wait for it.
+/// A communicator's calls of one order, as far as others may wait for them.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Standing {
-    /// The line that its calls are on.
-    pub(crate) line: u64,
-    pub(crate) key: String,
-    /// By classes, the number up to which calls are over.
+    /// The serial of the order token, and whether the order is that of checks on the host.
+    pub(crate) order: (u64, bool),
+    /// By `KEY CLASS`, the number up to which calls are over.
     pub(crate) over: Vec<(String, u64)>,
     /// Submissions that wait for nothing of this rank, as timelines and values, with their calls.
     pub(crate) ready: Vec<((u16, u64), Vec<Meeting>)>,
@@ -47,107 +52,123 @@ pub(crate) struct Standing {
 /// A call that waits for other ranks.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Meeting {
-    pub(crate) key: String,
-    /// Its class on this rank, and on those that it waits for.
-    pub(crate) class: [String; 2],
-    pub(crate) seq: u64,
+    /// The place in its submission.
+    pub(crate) at: u64,
+    /// The call on this rank and on those that it waits for: `KEY CLASS NUMBER`, and for one of
+    /// several in a launch ` CLASS NUMBER` in the graph.
+    pub(crate) call: [String; 2],
     /// The ranks of the world that it needs.
     pub(crate) ranks: Vec<u32>,
     pub(crate) shown: String,
 }
 
-/// A line of a rank, in whose first submission the rank stands.
+/// The class and the number of a call, and its name without the place in a graph.
+fn class(call: &str) -> Option<(&str, u64, &str)> {
+    let end = call.match_indices(' ').nth(1)?.0;
+    let number = call[end + 1..].split(' ').next()?;
+    Some((&call[..end], number.parse().ok()?, &call[..end + 1 + number.len()]))
+}
+
+/// An order of a rank, in whose first submission the rank stands.
 #[derive(Default)]
-#[cfg_attr(test, derive(PartialEq))]
 struct Stand {
-    /// The number up to which calls are over, by communicators and classes.
-    over: HashMap<(String, String), u64>,
-    meetings: Vec<Meeting>,
+    over: BTreeMap<String, u64>,
+    /// The calls by places, and the places by names of calls and launches.
+    places: Vec<Vec<Meeting>>,
+    place_of: HashMap<String, usize>,
 }
 
 impl Stand {
-    /// Returns whether a rank that stands here has yet to come to a call of another rank's.
-    fn holds_up(&self, call: &Meeting) -> bool {
-        let Meeting { key, class: [_, class], seq, .. } = call;
-        let is = |own: &Meeting| own.key == *key && own.class[0] == *class && own.seq == *seq;
-        let over = self.over.get(&(key.clone(), class.clone()));
-        over.is_some_and(|over| over <= seq) && !self.meetings.iter().any(is)
+    fn new(over: BTreeMap<String, u64>, calls: &[Meeting]) -> Self {
+        let places = calls.chunk_by(|a, b| a.at == b.at).take(PLACES).map(<[_]>::to_vec);
+        let mut stand = Self { over, places: places.collect(), place_of: HashMap::new() };
+        for (place, call) in
+            (0..).zip(&stand.places).flat_map(|(i, p)| p.iter().map(move |c| (i, c)))
+        {
+            let launch = class(&call.call[0]).map_or("", |class| class.2);
+            for name in [&call.call[0], launch] {
+                stand.place_of.entry(name.to_owned()).or_insert(place);
+            }
+        }
+        stand
     }
-}
 
-/// A rank's lines, as it tells others about them.
-#[derive(Default)]
-struct Record {
-    /// Counts the rank's records.
-    stamp: u64,
-    stands: Vec<Stand>,
-}
-
-impl Record {
-    /// The lines that others may wait for: those of several communicators, with one submission that
-    /// is ready.
-    fn stands_of(all: Vec<Standing>) -> Vec<Stand> {
-        let lines: BTreeSet<u64> = all.iter().map(|s| s.line).collect();
-        let stand = |line: u64| {
-            let own = || all.iter().filter(move |s| s.line == line);
-            let mut ready = own().flat_map(|s| s.ready.iter().map(|r| r.0));
-            let first = ready.next()?;
-            // Several are ready where the line has no order.
-            if own().count() < 2 || ready.any(|other| other != first) {
+    /// The stands that others may wait for: in orders of several communicators, with one submission
+    /// that is ready.
+    fn all(all: &[Standing]) -> Vec<Self> {
+        let orders: BTreeSet<_> = all.iter().map(|s| s.order).collect();
+        let stand = |order| {
+            let own = || all.iter().filter(move |s| s.order == order);
+            let ready = || own().flat_map(|s| &s.ready);
+            let first = ready().next()?.0;
+            // Several are ready where there is no order.
+            if own().count() < 2 || ready().any(|other| other.0 != first) {
                 return None;
             }
-            let over = own().flat_map(|s| {
-                s.over.iter().map(|(class, over)| ((s.key.clone(), class.clone()), *over))
-            });
-            let meetings = own().flat_map(|s| s.ready.iter().flat_map(|r| r.1.iter().cloned()));
-            Some(Stand { over: over.collect(), meetings: meetings.collect() })
+            let mut calls: Vec<Meeting> = ready().flat_map(|r| r.1.iter().cloned()).collect();
+            calls.sort_by_key(|call| call.at);
+            Some(Self::new(own().flat_map(|s| s.over.iter().cloned()).collect(), &calls))
         };
-        lines.into_iter().filter_map(stand).collect()
+        orders.into_iter().filter_map(stand).collect()
     }
 
-    fn text(stamp: u64, stands: &[Stand]) -> String {
-        let mut text = format!("{stamp}\n");
-        for Stand { over, meetings } in stands {
-            text.push_str("line\n");
-            for ((key, class), over) in over {
-                let _ = writeln!(text, "over\t{key}\t{class}\t{over}");
-            }
-            for Meeting { key, class: [own, other], seq, ranks, shown } in meetings {
-                let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-                let ranks = ranks.join(" ");
-                let shown: String = shown.chars().filter(|c| !c.is_control()).take(CALL).collect();
-                let _ = writeln!(text, "in\t{key}\t{own}\t{other}\t{seq}\t{ranks}\t{shown}");
-            }
+    /// The place that is over before the rank comes to a call of another rank's.
+    fn before(&self, call: &Meeting) -> Option<usize> {
+        let name = &call.call[1];
+        let (class, number, launch) = class(name)?;
+        if self.over.get(class)? > &number {
+            return None;
+        }
+        let place = self.place_of.get(name).or_else(|| self.place_of.get(launch));
+        place.copied().unwrap_or(self.places.len()).checked_sub(1)
+    }
+
+    /// A line for each class that is over, and for each call.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (class, over) in &self.over {
+            let _ = writeln!(text, "{class}\t{over}");
+        }
+        for Meeting { at, call: [own, other], ranks, shown } in self.places.iter().flatten() {
+            let ranks: String = ranks.iter().map(|rank| format!("{rank} ")).collect();
+            let shown: String = shown.chars().filter(|c| !c.is_control()).take(CALL).collect();
+            let _ = writeln!(text, "{at}\t{own}\t{other}\t{ranks}\t{shown}");
         }
         text
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
-        let mut record = Self { stamp: lines.next()?.parse().ok()?, stands: Vec::new() };
-        for line in lines {
-            let parts: Vec<&str> = line.split('\t').collect();
-            match parts[..] {
-                ["line"] => record.stands.push(Stand::default()),
-                ["over", key, class, over] => {
-                    let key = (key.to_owned(), class.to_owned());
-                    record.stands.last_mut()?.over.insert(key, over.parse().ok()?);
-                }
-                ["in", key, own, other, seq, ranks, shown] => {
-                    let ranks = ranks.split(' ').filter(|rank| !rank.is_empty());
-                    record.stands.last_mut()?.meetings.push(Meeting {
-                        key: key.to_owned(),
-                        class: [own.to_owned(), other.to_owned()],
-                        seq: seq.parse().ok()?,
-                        ranks: ranks.map(str::parse).collect::<std::result::Result<_, _>>().ok()?,
-                        shown: shown.to_owned(),
-                    });
-                }
+        let (mut over, mut calls) = (BTreeMap::new(), Vec::new());
+        for line in text.lines() {
+            match line.split('\t').collect::<Vec<_>>()[..] {
+                [class, number] => drop(over.insert(class.to_owned(), number.parse().ok()?)),
+                [at, own, other, ranks, shown] => calls.push(Meeting {
+                    at: at.parse().ok()?,
+                    call: [own.to_owned(), other.to_owned()],
+                    ranks: ranks
+                        .split_terminator(' ')
+                        .map(|r| r.parse().ok())
+                        .collect::<Option<_>>()?,
+                    shown: shown.to_owned(),
+                }),
                 _ => return None,
             }
         }
-        Some(record)
+        Some(Self::new(over, &calls))
     }
+}
+
+/// The number of a rank's record, and the stands in it, each behind an empty line.
+type Record = (u64, Vec<Stand>);
+
+fn record(stamp: u64, stands: &[Stand]) -> String {
+    let stands = stands.iter().map(|stand| format!("\n\n{}", stand.text().trim_end_matches('\n')));
+    format!("{stamp}{}", stands.collect::<String>())
+}
+
+fn parse(text: &str) -> Option<Record> {
+    let mut parts = text.split("\n\n");
+    Some((parts.next()?.parse().ok()?, parts.map(Stand::parse).collect::<Option<_>>()?))
 }
 
 /// A rank of a cycle, the call in which it waits for the next one, and the stamp of its record.
@@ -163,58 +184,76 @@ struct Records<'a> {
     load: &'a mut dyn FnMut(u32) -> Result<Option<String>>,
 }
 
+/// A rank, one of its stands, and a place of that.
+type Place = (u32, usize, usize);
+/// A place that another one waits for, with the call of the wait; without one it is the place
+/// before.
+type Wait = (Option<Meeting>, Place);
+
 impl Records<'_> {
     fn of(&mut self, rank: u32) -> Result<Option<&Record>> {
         if !self.read.contains_key(&rank) {
-            let record = (self.load)(rank)?.and_then(|text| Record::parse(&text));
+            let record = (self.load)(rank)?.and_then(|text| parse(&text));
             self.read.insert(rank, record);
         }
         Ok(self.read.get(&rank).and_then(Option::as_ref))
     }
 
-    /// The lines for which a rank waits that stands in this one, each with the call of the wait.
-    fn awaited(&mut self, (rank, line): (u32, usize)) -> Result<Vec<(Meeting, (u32, usize))>> {
-        let stand = self.of(rank)?.and_then(|record| record.stands.get(line));
-        let meetings = stand.map_or(Vec::new(), |stand| stand.meetings.clone());
+    /// The places that must be over before this one can be.
+    fn awaited(&mut self, (rank, stand, place): Place) -> Result<Vec<Wait>> {
+        let known = self.of(rank)?.and_then(|record| record.1.get(stand)?.places.get(place));
+        let calls = known.map_or(Vec::new(), Clone::clone);
         let mut found = Vec::new();
-        for call in meetings {
+        for call in calls {
             for &other in &call.ranks {
-                let Some(record) = self.of(other)? else { continue };
-                let held = record.stands.iter().position(|stand| stand.holds_up(&call));
-                found.extend(held.map(|line| (call.clone(), (other, line))));
+                let Some((_, stands)) = self.of(other)? else { continue };
+                let before = |(i, stand): (usize, &Stand)| Some((other, i, stand.before(&call)?));
+                let held = stands.iter().enumerate().find_map(before);
+                found.extend(held.map(|place| (Some(call.clone()), place)));
             }
         }
+        // Tried first, as waits of a graph's first places are the plainest.
+        found.extend(place.checked_sub(1).map(|before| (None, (rank, stand, before))));
         Ok(found)
     }
 
-    /// A cycle of waits through a rank.
+    /// A cycle of waits that a rank waits for, or is a part of.
     fn cycle(&mut self, rank: u32) -> Result<Option<Vec<Step>>> {
-        let lines = self.of(rank)?.map_or(0, |record| record.stands.len());
-        for from in (0..lines).map(|line| (rank, line)) {
-            // The lines of the path, each with the waits that were not tried, and the last one.
+        let own = self.of(rank)?.map_or(&[][..], |record| &record.1);
+        let last = |(i, s): (usize, &Stand)| Some((rank, i, s.places.len().checked_sub(1)?));
+        let begins: Vec<Place> = own.iter().enumerate().filter_map(last).collect();
+        // Whether a place that was seen is in the path.
+        let mut seen: HashMap<Place, bool> = HashMap::new();
+        for from in begins {
+            // The places of the path, each with the waits that were not tried, and the last one.
             let mut path = vec![(from, self.awaited(from)?, None)];
-            let mut seen = vec![from];
-            while let Some((_, waits, tried)) = path.last_mut() {
+            seen.insert(from, true);
+            while let Some((place, waits, tried)) = path.last_mut() {
                 let Some((call, next)) = waits.pop() else {
+                    seen.insert(*place, false);
                     path.pop();
                     continue;
                 };
-                *tried = Some(call);
-                if next == from {
-                    let mut steps = Vec::new();
-                    for ((rank, _), _, call) in path {
-                        let stamp = self.of(rank)?.map_or(0, |record| record.stamp);
-                        steps.extend(call.map(|call| Step { rank, call, stamp }));
+                *tried = call;
+                match seen.get(&next) {
+                    Some(true) => {
+                        let mut steps = Vec::new();
+                        let cycle = path.into_iter().skip_while(|(place, ..)| *place != next);
+                        for ((rank, ..), _, call) in cycle {
+                            let stamp = self.of(rank)?.map_or(0, |record| record.0);
+                            steps.extend(call.map(|call| Step { rank, call, stamp }));
+                        }
+                        // The same words on all ranks.
+                        let least = (0..steps.len()).min_by_key(|&i| steps[i].rank);
+                        steps.rotate_left(least.unwrap_or_default());
+                        return Ok(Some(steps));
                     }
-                    // The same words on all ranks.
-                    let least = (0..steps.len()).min_by_key(|&i| steps[i].rank);
-                    steps.rotate_left(least.unwrap_or_default());
-                    return Ok(Some(steps));
-                }
-                if !seen.contains(&next) {
-                    seen.push(next);
-                    let waits = self.awaited(next)?;
-                    path.push((next, waits, None));
+                    Some(false) => {}
+                    None => {
+                        seen.insert(next, true);
+                        let waits = self.awaited(next)?;
+                        path.push((next, waits, None));
+                    }
                 }
             }
         }
@@ -242,7 +281,8 @@ impl Cycle {
             let _ = write!(text, " for {} more ranks, one for the other", steps.len() - SHOWN);
         }
         let _ = write!(text, " for rank {}", steps[0].rank);
-        Self { keys: steps.iter().map(|step| step.call.key.clone()).collect(), text }
+        let key = |step: &Step| Some(step.call.call[0].split_once(' ')?.0.to_owned());
+        Self { keys: steps.iter().filter_map(key).collect(), text }
     }
 }
 
@@ -276,7 +316,7 @@ pub(crate) struct Looker {
 impl Looker {
     /// Looks at a time. `standing` gives the communicators' states, and asks the device if it is
     /// told to. `tell` sets this rank's record, and `load` gets another one's. Returns a cycle that
-    /// this rank is a part of.
+    /// this rank is a part of, or waits for.
     ///
     /// # Errors
     /// Those of `tell` and `load`.
@@ -295,13 +335,13 @@ impl Looker {
         let known = standing(false);
         // The device is not asked while the rank goes on.
         let stays = known == self.known && known.iter().any(|s| !s.ready.is_empty());
-        let stands = if stays { Record::stands_of(standing(true)) } else { Vec::new() };
+        let stands = if stays { Stand::all(&standing(true)) } else { Vec::new() };
         if stands.is_empty() {
             *self = Self { next: self.next, stamp: self.stamp, known, ..Self::default() };
             return Ok(None);
         }
         self.stamp += 1;
-        let own = Record::text(self.stamp, &stands);
+        let own = record(self.stamp, &stands);
         tell(&own)?;
         if self.follow.is_some_and(|at| now < at) {
             return Ok(None);
@@ -336,107 +376,5 @@ impl Looker {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-    use std::collections::BTreeMap;
-
-    /// The communicators `a` and `b` of two ranks on one line: so many of their calls are over, and
-    /// the rank stands in the next one of the last communicator.
-    fn standing(other: u32, calls: [(&str, u64); 2]) -> Vec<Standing> {
-        let state = |(i, (key, over)): (usize, (&str, u64))| {
-            let meeting = Meeting {
-                key: key.to_owned(),
-                class: ["*".to_owned(), "*".to_owned()],
-                seq: over,
-                ranks: vec![other],
-                shown: format!("{key} #{over} barrier"),
-            };
-            let ready = if i == 1 { vec![((i as u16, over), vec![meeting])] } else { Vec::new() };
-            Standing { line: 5, key: key.to_owned(), over: vec![("*".to_owned(), over)], ready }
-        };
-        calls.into_iter().enumerate().map(state).collect()
-    }
-
-    /// Two ranks that look in turn, and their records.
-    struct Two {
-        lookers: [Looker; 2],
-        told: RefCell<BTreeMap<u32, String>>,
-        now: Instant,
-    }
-
-    impl Two {
-        fn new() -> Self {
-            let (lookers, told) = (Default::default(), RefCell::default());
-            Self { lookers, told, now: Instant::now() }
-        }
-
-        fn look(&mut self, rank: u32, calls: [(&str, u64); 2]) -> Option<Cycle> {
-            self.now += LONGEST;
-            let told = &self.told;
-            let tell = |text: &str| {
-                told.borrow_mut().insert(rank, text.to_owned());
-                Ok(())
-            };
-            let load = |other| Ok(told.borrow().get(&other).cloned());
-            let state = |_| standing(1 - rank, calls);
-            self.lookers[rank as usize].look(self.now, rank, state, tell, load).unwrap()
-        }
-    }
-
-    #[test]
-    fn ranks_that_stand_crosswise_are_a_cycle_once_both_have_said_so_again() {
-        let mut two = Two::new();
-        let mut found = None;
-        let (mut rounds, crossed) = (0, [[("b", 3), ("a", 7)], [("a", 7), ("b", 3)]]);
-        while found.is_none() {
-            rounds += 1;
-            assert!(rounds < 10, "no cycle");
-            found = two.look(0, crossed[0]).or_else(|| two.look(1, crossed[1]));
-        }
-        assert!(rounds > 3, "records of one time were taken for those of two");
-        let Cycle { keys, text } = found.unwrap();
-        assert_eq!(keys.into_iter().collect::<Vec<_>>(), ["a", "b"]);
-        let chain =
-            "rank 0 waits in a #7 barrier for rank 1, which waits in b #3 barrier for rank 0";
-        assert!(text.contains(chain), "{text}");
-    }
-
-    #[test]
-    fn a_record_of_a_rank_that_has_gone_on_is_no_part_of_a_cycle() {
-        let mut two = Two::new();
-        for _ in 0..3 {
-            two.look(0, [("b", 3), ("a", 7)]);
-        }
-        // Rank 0 has gone on since, and says nothing.
-        for _ in 0..20 {
-            assert!(two.look(1, [("a", 7), ("b", 3)]).is_none());
-        }
-    }
-
-    #[test]
-    fn a_rank_that_has_made_the_call_holds_nobody_up() {
-        let mut two = Two::new();
-        for _ in 0..20 {
-            // Rank 1's part of rank 0's call is over.
-            assert!(two.look(0, [("b", 3), ("a", 7)]).is_none());
-            assert!(two.look(1, [("a", 8), ("b", 3)]).is_none());
-        }
-        for _ in 0..20 {
-            // Both stand in one call.
-            assert!(two.look(0, [("a", 8), ("b", 3)]).is_none());
-            assert!(two.look(1, [("a", 8), ("b", 3)]).is_none());
-        }
-    }
-
-    #[test]
-    fn records_survive_the_store() {
-        let stands = Record::stands_of(standing(1, [("b", 3), ("a", 7)]));
-        let record = Record::parse(&Record::text(9, &stands)).unwrap();
-        assert!(record.stamp == 9 && record.stands == stands && stands.len() == 1);
-        // A line with two submissions that are ready has no order.
-        let mut loose = standing(1, [("b", 3), ("a", 7)]);
-        loose[0].ready = vec![((8, 8), Vec::new())];
-        assert!(Record::stands_of(loose).is_empty());
-    }
-}
+#[path = "../tests/unit/cycle.rs"]
+mod tests;

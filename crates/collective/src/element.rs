@@ -7,96 +7,6 @@ use half::{bf16, f16};
 use leasehold::{Error, Result};
 use std::fmt;
 
-/// The type of a collective's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ElementType {
-    /// Signed, 8 bits.
-    I8,
-    /// Unsigned, 8 bits.
-    U8,
-    /// Signed, 16 bits.
-    I16,
-    /// Unsigned, 16 bits.
-    U16,
-    /// Signed, 32 bits.
-    I32,
-    /// Unsigned, 32 bits.
-    U32,
-    /// Signed, 64 bits.
-    I64,
-    /// Unsigned, 64 bits.
-    U64,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of a single-precision number.
-    Bf16,
-    /// Single precision.
-    F32,
-    /// Double precision.
-    F64,
-}
-
-impl ElementType {
-    /// All types.
-    pub const ALL: [Self; 12] = [
-        Self::I8,
-        Self::U8,
-        Self::I16,
-        Self::U16,
-        Self::I32,
-        Self::U32,
-        Self::I64,
-        Self::U64,
-        Self::F16,
-        Self::Bf16,
-        Self::F32,
-        Self::F64,
-    ];
-
-    /// Bytes of an element.
-    #[must_use]
-    pub fn size(self) -> u64 {
-        match self {
-            Self::I8 | Self::U8 => 1,
-            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::I64 | Self::U64 | Self::F64 => 8,
-        }
-    }
-
-    /// Returns whether it is a floating-point type.
-    #[must_use]
-    pub fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
-    }
-
-    /// The name in messages and on the wire: `bf16`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::I8 => "i8",
-            Self::U8 => "u8",
-            Self::I16 => "i16",
-            Self::U16 => "u16",
-            Self::I32 => "i32",
-            Self::U32 => "u32",
-            Self::I64 => "i64",
-            Self::U64 => "u64",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-        }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 mod sealed {
     pub trait Sealed {}
 }
@@ -109,7 +19,35 @@ pub trait Element: Pod + sealed::Sealed {
 }
 
 macro_rules! elements {
-    ($($rust:ty = $name:ident,)*) => {
+    ($($(#[$doc:meta])* $name:ident = $rust:ident,)*) => {
+        /// The type of a collective's elements.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum ElementType {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl ElementType {
+            /// All types.
+            pub const ALL: [Self; 12] = [$(Self::$name,)*];
+
+            /// Bytes of an element.
+            #[must_use]
+            pub fn size(self) -> u64 {
+                match self {
+                    $(Self::$name => size_of::<$rust>() as u64,)*
+                }
+            }
+
+            /// The name in messages and on the wire: `bf16`.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($rust),)*
+                }
+            }
+        }
+
         $(
             impl sealed::Sealed for $rust {}
             impl Element for $rust {
@@ -119,18 +57,44 @@ macro_rules! elements {
     };
 }
 elements! {
-    i8 = I8,
-    u8 = U8,
-    i16 = I16,
-    u16 = U16,
-    i32 = I32,
-    u32 = U32,
-    i64 = I64,
-    u64 = U64,
-    f16 = F16,
-    bf16 = Bf16,
-    f32 = F32,
-    f64 = F64,
+    /// Signed, 8 bits.
+    I8 = i8,
+    /// Unsigned, 8 bits.
+    U8 = u8,
+    /// Signed, 16 bits.
+    I16 = i16,
+    /// Unsigned, 16 bits.
+    U16 = u16,
+    /// Signed, 32 bits.
+    I32 = i32,
+    /// Unsigned, 32 bits.
+    U32 = u32,
+    /// Signed, 64 bits.
+    I64 = i64,
+    /// Unsigned, 64 bits.
+    U64 = u64,
+    /// IEEE half precision.
+    F16 = f16,
+    /// The upper half of a single-precision number.
+    Bf16 = bf16,
+    /// Single precision.
+    F32 = f32,
+    /// Double precision.
+    F64 = f64,
+}
+
+impl ElementType {
+    /// Returns whether it is a floating-point type.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// How the elements of all ranks become one.
@@ -172,12 +136,6 @@ impl Reduce {
 
 impl fmt::Display for Reduce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sum => "Sum",
-            Self::Product => "Product",
-            Self::Least => "Least",
-            Self::Largest => "Largest",
-            Self::Average => "Average",
-        })
+        fmt::Debug::fmt(self, f)
     }
 }

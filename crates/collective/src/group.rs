@@ -2,7 +2,7 @@
 //!
 //! This module must not know streams or libraries.
 
-use crate::element::{Element, ElementType, Reduce};
+use crate::element::{Element, ElementType};
 use crate::signature::Kind;
 use leasehold::{ArrayView, Buffer, BufferView, Error, Result};
 use smallvec::SmallVec;
@@ -21,8 +21,8 @@ pub(crate) struct Draft<'a> {
 /// Calls that are submitted together: none of them waits for another one of them. Made by
 /// [`Comm::group`](crate::Comm::group).
 pub struct Group<'a> {
-    rank: u32,
-    size: u32,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
     /// The most usual group has one call, and allocates nothing.
     pub(crate) drafts: SmallVec<[Draft<'a>; 1]>,
 }
@@ -103,13 +103,10 @@ pub(crate) fn check_apart<S: PartialEq>(
 
 #[cold]
 fn overlap<S>(kind: Kind, a: &Extent<S>, b: &Extent<S>) -> Error {
+    let [a, b] = [a, b].map(|extent| extent.from..extent.from + extent.bytes);
+    let name = kind.name();
     Error::invalid(format!(
-        "{}: bytes {}..{} and {}..{} of one buffer overlap, and one of them is written; use memory of its own",
-        kind.name(),
-        a.from,
-        a.from + a.bytes,
-        b.from,
-        b.from + b.bytes
+        "{name}: bytes {a:?} and {b:?} of one buffer overlap, and one of them is written; use memory of its own"
     ))
 }
 
@@ -118,23 +115,21 @@ impl<'a> Group<'a> {
         Self { rank, size, drafts: SmallVec::new() }
     }
 
-    fn draft<T: Element>(
+    pub(crate) fn draft<T: Element>(
         &mut self,
         kind: Kind,
         count: usize,
         src: Option<ArrayView<'a, T>>,
         dst: Option<ArrayView<'a, T>>,
     ) -> Result<()> {
-        let size = T::TYPE.size();
+        let (name, size) = (kind.name(), T::TYPE.size());
         let [src, dst] = [src, dst].map(|part| part.map(ArrayView::view));
         if let Some(part) =
             [src, dst].into_iter().flatten().find(|p| !p.offset().is_multiple_of(size))
         {
+            let (offset, element) = (part.offset(), T::TYPE);
             return Err(Error::invalid(format!(
-                "{}: a part that begins at byte {} is not aligned to {}; begin at a multiple of {size} bytes",
-                kind.name(),
-                part.offset(),
-                T::TYPE
+                "{name}: a part that begins at byte {offset} is not aligned to {element}; begin at a multiple of {size} bytes"
             )));
         }
         let rank = match kind {
@@ -144,16 +139,14 @@ impl<'a> Group<'a> {
         if let Some((role, rank)) = rank
             && rank >= self.size
         {
+            let last = self.size - 1;
             return Err(Error::invalid(format!(
-                "{}: {role} is {rank}, and the communicator has ranks 0 to {}",
-                kind.name(),
-                self.size - 1
+                "{name}: {role} is {rank}, and the communicator has ranks 0 to {last}"
             )));
         }
         if kind.peer() == Some(self.rank) {
             return Err(Error::invalid(format!(
-                "{}: the other rank is this one; copy by Stream::copy",
-                kind.name()
+                "{name}: the other rank is this one; copy by Stream::copy"
             )));
         }
         self.drafts.push(Draft { kind, element: T::TYPE, count: count as u64, src, dst });
@@ -175,20 +168,18 @@ impl<'a> Group<'a> {
     }
 
     /// The elements of each rank's part.
-    fn part(&self, kind: Kind, part: usize, whole: usize) -> Result<usize> {
-        if part.checked_mul(self.size as usize) != Some(whole) {
+    pub(crate) fn part(&self, kind: Kind, part: usize, whole: usize) -> Result<usize> {
+        let (name, size) = (kind.name(), self.size as usize);
+        if part.checked_mul(size) != Some(whole) {
+            let all = part.saturating_mul(size);
             return Err(Error::invalid(format!(
-                "{}: {part} elements for each of {} ranks are not {whole}; give {} and {}",
-                kind.name(),
-                self.size,
-                part,
-                part.saturating_mul(self.size as usize)
+                "{name}: {part} elements for each of {size} ranks are not {whole}; give {part} and {all}"
             )));
         }
         Ok(part)
     }
 
-    fn alike(kind: Kind, src: usize, dst: usize) -> Result<usize> {
+    pub(crate) fn alike(kind: Kind, src: usize, dst: usize) -> Result<usize> {
         if src != dst {
             return Err(Error::invalid(format!(
                 "{}: {src} elements do not go to {dst}; give as many",
@@ -197,129 +188,9 @@ impl<'a> Group<'a> {
         }
         Ok(src)
     }
+}
 
-    /// As [`Comm::all_reduce`](crate::Comm::all_reduce).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn all_reduce<T: Element>(
-        &mut self,
-        x: impl Into<ArrayView<'a, T>>,
-        reduce: Reduce,
-    ) -> Result<()> {
-        let x = x.into();
-        self.all_reduce_into(x, x, reduce)
-    }
-
-    /// As [`Comm::all_reduce_into`](crate::Comm::all_reduce_into).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn all_reduce_into<T: Element>(
-        &mut self,
-        dst: impl Into<ArrayView<'a, T>>,
-        src: impl Into<ArrayView<'a, T>>,
-        reduce: Reduce,
-    ) -> Result<()> {
-        let (dst, src, kind) = (dst.into(), src.into(), Kind::AllReduce(reduce));
-        reduce.check(T::TYPE)?;
-        let count = Self::alike(kind, src.len(), dst.len())?;
-        self.draft(kind, count, Some(src), Some(dst))
-    }
-
-    /// As [`Comm::all_gather`](crate::Comm::all_gather).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn all_gather<T: Element>(
-        &mut self,
-        dst: impl Into<ArrayView<'a, T>>,
-        src: impl Into<ArrayView<'a, T>>,
-    ) -> Result<()> {
-        let (dst, src) = (dst.into(), src.into());
-        let count = self.part(Kind::AllGather, src.len(), dst.len())?;
-        self.draft(Kind::AllGather, count, Some(src), Some(dst))
-    }
-
-    /// As [`Comm::reduce_scatter`](crate::Comm::reduce_scatter).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn reduce_scatter<T: Element>(
-        &mut self,
-        dst: impl Into<ArrayView<'a, T>>,
-        src: impl Into<ArrayView<'a, T>>,
-        reduce: Reduce,
-    ) -> Result<()> {
-        let (dst, src, kind) = (dst.into(), src.into(), Kind::ReduceScatter(reduce));
-        reduce.check(T::TYPE)?;
-        let count = self.part(kind, dst.len(), src.len())?;
-        self.draft(kind, count, Some(src), Some(dst))
-    }
-
-    /// As [`Comm::broadcast`](crate::Comm::broadcast).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn broadcast<T: Element>(
-        &mut self,
-        x: impl Into<ArrayView<'a, T>>,
-        root: u32,
-    ) -> Result<()> {
-        let x = x.into();
-        let (src, dst) = if root == self.rank { (Some(x), None) } else { (None, Some(x)) };
-        self.draft(Kind::Broadcast { root }, x.len(), src, dst)
-    }
-
-    /// As [`Comm::reduce`](crate::Comm::reduce).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn reduce<T: Element>(
-        &mut self,
-        x: impl Into<ArrayView<'a, T>>,
-        reduce: Reduce,
-        root: u32,
-    ) -> Result<()> {
-        let x = x.into();
-        reduce.check(T::TYPE)?;
-        let dst = (root == self.rank).then_some(x);
-        self.draft(Kind::Reduce { reduce, root }, x.len(), Some(x), dst)
-    }
-
-    /// As [`Comm::all_to_all`](crate::Comm::all_to_all).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn all_to_all<T: Element>(
-        &mut self,
-        dst: impl Into<ArrayView<'a, T>>,
-        src: impl Into<ArrayView<'a, T>>,
-    ) -> Result<()> {
-        let (dst, src, kind) = (dst.into(), src.into(), Kind::AllToAll);
-        let count = Self::alike(kind, src.len(), dst.len())?;
-        let part = self.part(kind, count / self.size as usize, count)?;
-        self.draft(kind, part, Some(src), Some(dst))
-    }
-
-    /// As [`Comm::send`](crate::Comm::send).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn send<T: Element>(&mut self, src: impl Into<ArrayView<'a, T>>, to: u32) -> Result<()> {
-        let src = src.into();
-        self.draft(Kind::Send { to }, src.len(), Some(src), None)
-    }
-
-    /// As [`Comm::recv`](crate::Comm::recv).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn recv<T: Element>(&mut self, dst: impl Into<ArrayView<'a, T>>, from: u32) -> Result<()> {
-        let dst = dst.into();
-        self.draft(Kind::Recv { from }, dst.len(), None, Some(dst))
-    }
-
+impl Group<'_> {
     /// As [`Comm::barrier`](crate::Comm::barrier).
     ///
     /// # Errors

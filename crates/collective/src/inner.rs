@@ -14,15 +14,16 @@
 
 use crate::cycle::{Meeting, Standing};
 use crate::driver::{Call, CollectiveOps};
+use crate::error::{lost, timeout};
 use crate::group::{Extent, Uses, check_apart};
-use crate::line::Turn;
 use crate::log::{Entered, Log};
 use crate::members::Members;
 use crate::native::{Done, Native};
-use crate::signature::{Class, Kind, Signature};
+use crate::order_token::Turn;
+use crate::signature::{Class, Kind, List, Signature};
 use crate::store::Presence;
-use crate::unfinished::{Calls, Unfinished, first_of};
-use crate::watch::{self, Watched, Watching};
+use crate::unfinished::{Calls, Submission, Unfinished, first_of};
+use crate::watchdog::{self, Watched, Watching};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, Device, TimelineId};
@@ -61,9 +62,11 @@ pub(crate) struct Core {
     pub(crate) native: Native,
     pub(crate) log: Mutex<Log>,
     pub(crate) device: WeakLease<dyn Device>,
-    /// The serial of the line that orders its calls.
-    pub(crate) line: u64,
+    /// The serial of the order token that orders its calls.
+    pub(crate) token: u64,
     pub(crate) unfinished: Unfinished,
+    /// The calls that the host compares just now; `None` without checks of each call.
+    pub(crate) checking: Option<Mutex<Calls>>,
     failed: Mutex<Failed>,
     /// There is a failure. Set in the lock of `failed`, so a sound communicator's calls take no
     /// lock for it.
@@ -81,7 +84,7 @@ struct Failed {
     end: Option<Arc<Done>>,
 }
 
-/// The watch's view of a communicator.
+/// The watchdog's view of a communicator.
 #[derive(Default)]
 struct Looked {
     /// Since when the first call of a timeline that is not over waits for nothing of this rank.
@@ -150,7 +153,8 @@ impl Core {
         ops: Arc<dyn CollectiveOps>,
         turn: Option<Arc<Turn>>,
         native: Native,
-        (device, line): (WeakLease<dyn Device>, u64),
+        (device, token): (WeakLease<dyn Device>, u64),
+        checks: bool,
     ) -> Result<Arc<Self>> {
         let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
             members,
@@ -159,15 +163,16 @@ impl Core {
             native,
             log: Mutex::default(),
             device,
-            line,
+            token,
             unfinished: Unfinished::default(),
+            checking: checks.then(Mutex::default),
             failed: Mutex::default(),
             has_failed: AtomicBool::new(false),
             looked: Mutex::default(),
             me: me.clone(),
         });
         let world = &core.members.world.0;
-        world.watch().add(world, core.me.clone())?;
+        world.watchdog().add(world, core.me.clone())?;
         Ok(core)
     }
 
@@ -198,8 +203,8 @@ impl Core {
     }
 
     /// Adds a submission with calls.
-    pub(crate) fn submitted(&self, at: Timepoint, calls: Calls) {
-        self.unfinished.add(at, calls);
+    pub(crate) fn submitted(&self, at: Timepoint, calls: Calls, graph: Option<Arc<List>>) {
+        self.unfinished.add(Submission { at, calls, graph });
         if let Some(cause) = self.ended() {
             self.poison(at, &cause);
         }
@@ -240,14 +245,14 @@ impl Core {
     /// library does in an abort may complete their calls with anything.
     fn tell_end(&self, cause: &Error, others: Others) {
         let (members, world) = (&self.members, &self.members.world);
-        // A store that fails is the watch's affair.
+        // A store that fails is the watchdog's affair.
         let _ = members.tell("ended", b"");
         if let Others::Told = others {
             let (rank, text) = match cause {
                 Error::PeerLost { rank, why } => (*rank, why.to_string()),
                 cause => (members.rank, format!("it has aborted the communicator: {cause}")),
             };
-            let _ = watch::tell(&*world.0, "ended", &members.key, rank, &text);
+            let _ = watchdog::tell(&*world.0, "ended", &members.key, rank, &text);
         }
         let until = Instant::now() + HEARD;
         for rank in members.others() {
@@ -281,13 +286,13 @@ impl Core {
     }
 
     /// Waits until the library has ended its work, and then until this rank's calls have passed.
-    /// Until then a call of another communicator would wait for their line, and fail with them.
+    /// Until then a call of another communicator would wait for their token, and fail with them.
     fn wait_until_over(&self, done: &Done) -> Result<()> {
         let until = Instant::now() + ABORT;
         if !done.wait(until) {
-            return Err(Error::Timeout(
-                format!("the library has not aborted within {ABORT:?}; it goes on to, and its memory stays taken").into(),
-            ));
+            return Err(timeout(format!(
+                "the library has not aborted within {ABORT:?}; it goes on to, and its memory stays taken"
+            )));
         }
         // Calls behind a stream's wait may stay there: nobody is blocked for longer by them.
         while Instant::now() < until && !self.unfinished.have_passed() {
@@ -307,7 +312,7 @@ impl Core {
         let extent = |b: Binding| Extent { space: (), from: b.addr, bytes: b.len };
         let uses = |call: usize| {
             let Call { signature, src, dst } = calls[call];
-            // The line is all barriers'.
+            // The token is all barriers'.
             let dst = dst.filter(|_| signature.kind != Kind::Barrier);
             Uses { kind: signature.kind, src: src.map(extent), dst: dst.map(extent) }
         };
@@ -330,7 +335,7 @@ impl Core {
             (None, Error::Timeout(_)) => {
                 self.looked.lock().ended = true;
                 let list = self.log.lock().list();
-                self.members.compare_at_limit(&list, ANSWER)
+                self.members.exchange(&list, ANSWER, false)
             }
             _ => None,
         };
@@ -347,7 +352,7 @@ impl Core {
         if members.size() < 2 || count == 0 {
             return;
         }
-        // A store that fails is the watch's affair.
+        // A store that fails is the watchdog's affair.
         if count != looked.compared
             && members.tell("rolled", format!("{count} {hash:x}").as_bytes()).is_ok()
         {
@@ -361,7 +366,7 @@ impl Core {
         };
         let ours = self.log.lock().rolled_at(theirs);
         if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.differs {
-            let _ = watch::tell(&*members.world.0, "differ", &members.key, members.rank, "");
+            let _ = watchdog::tell(&*members.world.0, "differ", &members.key, members.rank, "");
             looked.differs = self.look_closer(Reason::Hash(format!(
                 "{}: the first {theirs} calls of ranks {} and {next} differ, and the first one that does is not kept any more; compare each call (Check::Each) to find it",
                 members.name, members.rank
@@ -378,8 +383,21 @@ impl Core {
             let found = match reason {
                 Reason::Late(late) => me.why_late(late),
                 Reason::Hash(_) | Reason::Told => {
-                    let list = me.log.lock().list();
-                    match (me.members.compare_so_far(&list, TELL), reason) {
+                    let exchange = || {
+                        let list = me.log.lock().list();
+                        me.members.exchange(&list, TELL, true)
+                    };
+                    let (mut found, until) = (exchange(), Instant::now() + TELL);
+                    // This rank may have yet to come to the call that differs.
+                    while matches!(reason, Reason::Told)
+                        && found.is_none()
+                        && me.ended().is_none()
+                        && Instant::now() < until
+                    {
+                        thread::sleep(COMPARED);
+                        found = exchange();
+                    }
+                    match (found, reason) {
                         (Some(found), _) => Some((found, Others::Know)),
                         (None, Reason::Hash(differs)) => {
                             Some((Error::state(differs), Others::Told))
@@ -401,13 +419,13 @@ impl Core {
     fn why_late(&self, Late { at, until, lead, text }: Late) -> Option<(Error, Others)> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let (members, list, last) = (&self.members, self.log.lock().list(), lead / 2);
-        let found = match members.compare_at_limit(&list, left(until).saturating_sub(last)) {
+        let found = match members.exchange(&list, left(until).saturating_sub(last), false) {
             Some(found) => (found, Others::Know),
             None => {
-                let report = watch::report(&*members.world.0, last.max(ANSWER));
+                let report = watchdog::report(&*members.world.0, last.max(ANSWER));
                 let report = report.unwrap_or_else(|e| format!("no report: {e}"));
                 let text = format!("{text}\n{}", report.trim_end());
-                (Error::Timeout(text.into()), Others::Told)
+                (timeout(text), Others::Told)
             }
         };
         thread::sleep(left(until + OWN));
@@ -450,6 +468,37 @@ impl Core {
     }
 }
 
+impl Core {
+    /// The ranks of the world that a call of a class needs.
+    fn needed(&self, class: Class) -> Vec<u32> {
+        let world = |rank: u32| self.members.ranks[rank as usize];
+        match class {
+            Class::To(peer) | Class::From(peer) => vec![world(peer)],
+            _ => self.members.others().map(world).collect(),
+        }
+    }
+
+    fn meeting(&self, log: &Log, Entered { class, seq }: Entered, order: &str) -> Meeting {
+        let Members { key, name, rank, .. } = &*self.members;
+        let call = [class, class.counterpart(*rank)].map(|c| format!("{key} {order}{c} {seq}"));
+        let shown = log.shown(name, Entered { class, seq });
+        Meeting { at: 0, call, ranks: self.needed(class), shown }
+    }
+
+    /// The calls of a launch, which has a number among those of the communicator.
+    fn meetings_of_launch(&self, graph: &List, launch: u64) -> Vec<Meeting> {
+        let Members { key, name, rank, .. } = &*self.members;
+        let meeting = |(at, class, seq, shown): (u64, Class, u64, &str)| Meeting {
+            at,
+            call: [class, class.counterpart(*rank)]
+                .map(|class| format!("{key} {} {launch} {class} {seq}", Class::Launches)),
+            ranks: self.needed(class),
+            shown: format!("{name} recorded #{seq} {shown} of launch {launch}"),
+        };
+        graph.calls().map(meeting).collect()
+    }
+}
+
 impl Watched for Core {
     fn look(&self, now: Instant) {
         if self.ended().is_some() {
@@ -475,47 +524,47 @@ impl Watched for Core {
 
     fn lost(&self, rank: u32, why: &str) {
         let Some(own) = self.members.ranks.iter().position(|&r| r == rank) else { return };
-        self.end(Error::PeerLost { rank: own as u32, why: why.to_owned().into() }, Others::Know);
+        self.end(lost(own as u32, why), Others::Know);
     }
 
-    fn standing(&self, ask: bool) -> Option<Standing> {
+    fn standing(&self, ask: bool) -> Vec<Standing> {
         if self.ended().is_some() {
-            return None;
+            return Vec::new();
         }
         // In this order: a call that is over between the two counts as over.
         let waiting = self.unfinished.with_calls();
-        let first = first_of(waiting.iter().map(|(at, _)| *at));
-        if ask && !first.iter().copied().all(waits) {
-            return None;
-        }
-        let (members, log) = (&self.members, self.log.lock());
+        let first = first_of(waiting.iter().map(|submission| submission.at));
+        let (key, log) = (&self.members.key, self.log.lock());
         let mut over = log.numbers();
-        for call in waiting.iter().flat_map(|(_, calls)| calls) {
+        let checks = self.checking.as_ref().map(|checking| {
+            let numbered = |call: &Entered| (format!("{key} each/{}", call.class), call.seq);
+            let calls: Calls = checking.lock().clone();
+            let meetings = calls.iter().map(|call| self.meeting(&log, *call, "each/")).collect();
+            let ready = calls.first().map(|call| ((u16::MAX, call.seq), meetings));
+            let over = over.iter().map(numbered).collect();
+            Standing { order: (self.token, true), over, ready: ready.into_iter().collect() }
+        });
+        if ask && !first.iter().copied().all(waits) {
+            return checks.into_iter().collect();
+        }
+        for call in waiting.iter().flat_map(|submission| &submission.calls) {
             let least = over.iter_mut().find(|known| known.class == call.class);
             least.into_iter().for_each(|known| known.seq = known.seq.min(call.seq));
         }
-        let world = |rank: u32| members.ranks[rank as usize];
-        let meeting = |call: &Entered| Meeting {
-            key: members.key.clone(),
-            class: [call.class, call.class.counterpart(members.rank)].map(|c| c.to_string()),
-            seq: call.seq,
-            ranks: match call.class {
-                Class::To(peer) | Class::From(peer) => vec![world(peer)],
-                _ => members.others().map(world).collect(),
-            },
-            shown: log.shown(&members.name, *call),
-        };
-        let ready = waiting.iter().filter(|(at, _)| first.contains(at) && (!ask || is_ready(*at)));
-        let ready = ready.map(|(at, calls)| {
+        let ready = waiting.iter().filter(|s| first.contains(&s.at) && (!ask || is_ready(s.at)));
+        let ready = ready.map(|Submission { at, calls, graph }| {
             let point = (at.timeline_id().get(), at.value());
-            (point, calls.iter().map(meeting).collect())
+            let meetings = calls.iter().flat_map(|call| match graph {
+                // The device is asked before others are told.
+                Some(graph) if ask => self.meetings_of_launch(graph, call.seq),
+                _ => vec![self.meeting(&log, *call, "")],
+            });
+            (point, meetings.collect())
         });
-        Some(Standing {
-            line: self.line,
-            key: members.key.clone(),
-            over: over.into_iter().map(|call| (call.class.to_string(), call.seq)).collect(),
-            ready: ready.collect(),
-        })
+        let ready = ready.collect();
+        let over = over.into_iter().map(|call| (format!("{key} {}", call.class), call.seq));
+        let submitted = Standing { order: (self.token, false), over: over.collect(), ready };
+        checks.into_iter().chain([submitted]).collect()
     }
 
     fn told(&self, name: &str, word: &str, number: u32, text: &str) {
@@ -525,7 +574,7 @@ impl Watched for Core {
         match word {
             "cycle" => drop(self.end(Error::state(text.to_owned()), Others::Know)),
             "ended" if number != self.members.rank => {
-                let lost = Error::PeerLost { rank: number, why: text.to_owned().into() };
+                let lost = lost(number, text);
                 self.end(lost, Others::Know);
             }
             "differ" if number != self.members.rank => {
@@ -610,20 +659,29 @@ fn chain(at: Timepoint) -> String {
     text
 }
 
-/// The communicators whose calls a graph has, and whether some of these are of all ranks.
-pub(crate) struct Launches(pub(crate) Vec<(Weak<Core>, bool)>);
+/// The communicators whose calls a graph has.
+pub(crate) struct Launches(pub(crate) Vec<Launched>);
+
+/// A communicator whose calls a graph has.
+pub(crate) struct Launched {
+    pub(crate) core: Weak<Core>,
+    /// Some are calls of all ranks.
+    pub(crate) of_all: bool,
+    /// The calls, if the graph has those of other communicators too.
+    pub(crate) list: Option<Arc<List>>,
+}
 
 impl LaunchCheck for Launches {
     fn before(&self) -> Result<()> {
         let failure = |core: &Weak<Core>| core.upgrade().and_then(|core| core.failure());
-        self.0.iter().find_map(|(core, _)| failure(core)).map_or(Ok(()), Err)
+        self.0.iter().find_map(|graph| failure(&graph.core)).map_or(Ok(()), Err)
     }
 
     fn launched(&self, at: Timepoint) {
-        for (core, of_all) in &self.0 {
+        for Launched { core, of_all, list } in &self.0 {
             let Some(core) = core.upgrade() else { continue };
             let call = of_all.then(|| core.log.lock().launch());
-            core.submitted(at, call.into_iter().collect());
+            core.submitted(at, call.into_iter().collect(), list.clone());
         }
     }
 }

@@ -41,9 +41,9 @@
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `cycle`, `watch`,
-//! [`mod@world`], `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`,
-//! `window`; [`comm`], `calls`, `register`; `bench`.
+//! From below: `error`, [`element`], [`signature`], [`driver`]; [`store`], `cycle`, `watchdog`,
+//! [`mod@world`], `order_token`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`,
+//! `stop`, `window`; [`comm`], `calls`, `register`; `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
@@ -54,20 +54,19 @@ pub mod comm;
 mod cycle;
 pub mod driver;
 pub mod element;
+mod error;
 pub mod group;
 mod inner;
-mod line;
 mod log;
 mod members;
-#[cfg(feature = "model")]
-pub mod model;
 mod native;
+mod order_token;
 mod register;
 pub mod signature;
 mod stop;
 pub mod store;
 mod unfinished;
-mod watch;
+mod watchdog;
 mod window;
 pub mod world;
 

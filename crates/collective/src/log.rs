@@ -1,6 +1,6 @@
 //! The eager calls of a rank, for reports.
 
-use crate::signature::{Class, List, Signature};
+use crate::signature::{Class, FNV, List, Signature};
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
@@ -21,19 +21,10 @@ pub(crate) struct Log {
     hashes: VecDeque<u64>,
 }
 
-/// The hash of no calls.
-const SEED: u64 = 0xcbf2_9ce4_8422_2325;
-
 /// The hash of some calls and another one. Equal on all ranks of a version; 64 bits that mistakes
 /// change, not those who try.
 fn mixed(before: u64, call: &Signature) -> u64 {
     struct Words(u64);
-
-    impl Words {
-        fn mix(&mut self, word: u64) {
-            self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        }
-    }
 
     impl Hasher for Words {
         fn finish(&self) -> u64 {
@@ -41,19 +32,12 @@ fn mixed(before: u64, call: &Signature) -> u64 {
         }
 
         fn write(&mut self, bytes: &[u8]) {
-            bytes.iter().for_each(|&b| self.mix(u64::from(b)));
-        }
-
-        fn write_u32(&mut self, word: u32) {
-            self.mix(u64::from(word));
-        }
-
-        fn write_u64(&mut self, word: u64) {
-            self.mix(word);
-        }
-
-        fn write_isize(&mut self, word: isize) {
-            self.mix(word as u64);
+            for part in bytes.chunks(8) {
+                let mut word = [0; 8];
+                word[..part.len()].copy_from_slice(part);
+                let word = u64::from_le_bytes(word);
+                self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            }
         }
     }
 
@@ -96,7 +80,7 @@ impl Log {
         let entered = self.number(Class::of_call(signature));
         signature.seq = entered.seq;
         if entered.class == Class::All {
-            let before = self.hashes.back().copied().unwrap_or(SEED);
+            let before = self.hashes.back().copied().unwrap_or(FNV);
             if self.hashes.len() == KEPT {
                 self.hashes.pop_front();
             }
@@ -163,7 +147,7 @@ impl Log {
 
     /// How many calls of all ranks there were, and the hash of them.
     pub(crate) fn rolled(&self) -> (u64, u64) {
-        (self.all, self.hashes.back().copied().unwrap_or(SEED))
+        (self.all, self.hashes.back().copied().unwrap_or(FNV))
     }
 
     /// The hash of the first calls of all ranks, if it is kept.

@@ -1,5 +1,6 @@
 //! The ranks of a communicator, and what they tell each other through the store.
 
+use crate::error::lost;
 use crate::signature::List;
 use crate::store::{LONGEST_VALUE, Presence, left};
 use crate::world::World;
@@ -62,12 +63,20 @@ impl Members {
     /// # Errors
     /// `Timeout`, `PeerLost`; the store's own.
     pub(crate) fn hear(&self, subject: &str, rank: u32, what: &str) -> Result<String> {
-        self.hear_within(subject, rank, what, self.limit)
+        self.hear_within(subject, rank, what, self.limit, || None)
     }
 
-    fn hear_within(&self, subject: &str, rank: u32, what: &str, limit: Duration) -> Result<String> {
+    /// As [`hear`](Self::hear), within another limit, and until there is an `end`.
+    pub(crate) fn hear_within(
+        &self,
+        subject: &str,
+        rank: u32,
+        what: &str,
+        limit: Duration,
+        end: impl Fn() -> Option<Error>,
+    ) -> Result<String> {
         let key = format!("{}/{subject}/{rank}", self.key);
-        let said = self.world.0.hear(self.ranks[rank as usize], &key, what, limit)?;
+        let said = self.world.0.hear(self.ranks[rank as usize], &key, what, limit, end)?;
         String::from_utf8(said).map_err(|_| {
             Error::state(format!("{key} is no text; give this run a store of its own"))
         })
@@ -93,7 +102,7 @@ impl Members {
                 let (rank, cause) = said.split_once('\t').unwrap_or(("", &said));
                 let rank = rank.parse().unwrap_or_default();
                 let why = format!("it could not make its part of {}: {cause}", self.name);
-                return Err(Error::PeerLost { rank, why: why.into() });
+                return Err(lost(rank, why));
             }
             Err(Error::Timeout(_)) => {}
             Err(e) => return Err(e),
@@ -103,7 +112,7 @@ impl Members {
             let why = "it is gone; look at its last message";
             let said = format!("{next}\t{why}");
             store.set(&format!("{}/unmade", self.key), said.as_bytes())?;
-            return Err(Error::PeerLost { rank: next, why: why.into() });
+            return Err(lost(next, why));
         }
         Ok(())
     }
@@ -132,30 +141,17 @@ impl Members {
         Ok(Comparison { members: self, number })
     }
 
-    /// Looks whether a rank that waits at its limit made other calls than the others. They wait too
-    /// and tell, or they say nothing: so this takes no longer than `limit`.
-    pub(crate) fn compare_at_limit(&self, list: &List, limit: Duration) -> Option<Error> {
-        self.exchange("limit", list, limit, List::difference)
-    }
-
-    /// Compares the calls that ranks have made so far. All of them tell, so this takes no longer
-    /// than `limit`.
-    pub(crate) fn compare_so_far(&self, list: &List, limit: Duration) -> Option<Error> {
-        self.exchange("so-far", list, limit, List::difference_so_far)
-    }
-
-    fn exchange(
-        &self,
-        subject: &str,
-        list: &List,
-        limit: Duration,
-        difference: fn(&List, u32, &List, u32, &str) -> Option<Error>,
-    ) -> Option<Error> {
+    /// Looks whether ranks have made other calls: all that they have made, as this one waits at its
+    /// limit, or those that `both` have made so far. The others wait too and tell, or they say
+    /// nothing: so this takes no longer than `limit`.
+    pub(crate) fn exchange(&self, list: &List, limit: Duration, both: bool) -> Option<Error> {
         let until = Instant::now().checked_add(limit);
+        let subject = if both { "so-far" } else { "limit" };
         self.tell(subject, list.text(LONGEST_VALUE).as_bytes()).ok()?;
         self.others().find_map(|rank| {
-            let theirs = self.hear_within(subject, rank, "it tells nothing", left(until)).ok()?;
-            difference(list, self.rank, &List::parse(&theirs), rank, &self.name)
+            let theirs =
+                self.hear_within(subject, rank, "it tells nothing", left(until), || None).ok()?;
+            list.difference(self.rank, &List::parse(&theirs), (rank, both), &self.name)
         })
     }
 }
@@ -191,8 +187,12 @@ impl Comparison<'_> {
                 continue;
             }
             let theirs = self.list_of(rank)?;
-            let found =
-                list.difference(members.rank, &theirs, rank, &format!("{} recorded", members.name));
+            let found = list.difference(
+                members.rank,
+                &theirs,
+                (rank, false),
+                &format!("{} recorded", members.name),
+            );
             return Err(found.unwrap_or_else(|| {
                 Error::state(format!(
                     "{}: the recordings of ranks {} and {rank} differ beyond the {LONGEST_VALUE} bytes that are compared call by call; record less in one graph",

@@ -6,6 +6,7 @@
 //! would take ten.
 
 use crate::driver::ops::Communicator;
+use crate::error::timeout;
 use leasehold::backend::sync::{Arc, Condvar, Mutex, thread};
 use leasehold::{Error, Result, Runtime, Timepoint};
 use std::any::Any;
@@ -144,9 +145,9 @@ impl Native {
                     )));
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() => {
-                    return Err(Error::Timeout(
-                        format!("{what}: the library has not made it within {limit:?}; look at what the other ranks do").into(),
-                    ));
+                    return Err(timeout(format!(
+                        "{what}: the library has not made it within {limit:?}; look at what the other ranks do"
+                    )));
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => look()?,
             }
@@ -254,69 +255,15 @@ pub(crate) fn wait_for_retired(limit: Duration) -> Result<()> {
             }
         };
         if over && *count != 0 {
-            return Err(Error::Timeout(
-                format!("{} communicators were not given back within {limit:?}; wait longer, or look at what their other ranks do", *count).into(),
-            ));
+            return Err(timeout(format!(
+                "{} communicators were not given back within {limit:?}; wait longer, or look at what their other ranks do",
+                *count
+            )));
         }
     }
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::driver::Call;
-    use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
-
-    struct Part(Arc<AtomicBool>);
-
-    impl Communicator for Part {
-        unsafe fn enqueue(&self, _: u64, _: &[Call<'_>]) -> Result<()> {
-            Ok(())
-        }
-        fn abort(&self, _: Error) {}
-        fn destroy(&self) -> Result<()> {
-            self.0.store(true, Ordering::Release);
-            Ok(())
-        }
-    }
-
-    /// A part that was dropped, and whether it was given back.
-    fn dropped(outbox: &Arc<Outbox>) -> Arc<AtomicBool> {
-        let gone = Arc::new(AtomicBool::new(false));
-        let part = Arc::new(Part(gone.clone()));
-        let make = move || Ok(Some(part as Arc<dyn Communicator>));
-        let limit = Duration::from_secs(30);
-        drop(Native::make("t", limit, outbox.clone(), || Ok(()), make).unwrap().unwrap());
-        gone
-    }
-
-    /// Waits for the part's thread.
-    fn given_back(gone: &AtomicBool) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while !gone.load(Ordering::Acquire) {
-            assert!(Instant::now() < until, "it was not given back");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    #[test]
-    fn an_order_waits_for_the_thread_that_passes_it_on_and_is_never_lost() {
-        let outbox = Arc::new(Outbox::default());
-        given_back(&dropped(&outbox));
-        outbox.pass_on(true);
-        let gone = dropped(&outbox);
-        thread::sleep(Duration::from_millis(20));
-        assert!(!gone.load(Ordering::Acquire), "the drop has woken the part's thread");
-        outbox.pass_on(true);
-        given_back(&gone);
-        let gone = dropped(&outbox);
-        outbox.pass_on(false);
-        given_back(&gone);
-        given_back(&dropped(&outbox));
-        outbox.pass_on(true);
-        let gone = dropped(&outbox);
-        drop(outbox);
-        given_back(&gone);
-    }
-}
+#[path = "../tests/unit/native.rs"]
+mod tests;

@@ -4,10 +4,12 @@
 //! pieces that move: a library would take it, and break later.
 
 use crate::comm::Comm;
+use crate::error::timeout;
+use crate::members::Members;
 use crate::window::{Part, Windows};
 use leasehold::backend::sync::atomic::Ordering;
 use leasehold::backend::sync::{Arc, thread};
-use leasehold::{Error, Result, ShareablePool};
+use leasehold::{Error, Pool, Result};
 use std::fmt;
 use std::sync::mpsc;
 
@@ -34,9 +36,9 @@ impl fmt::Debug for Registration {
 }
 
 impl Comm {
-    /// Registers the memory that a pool has now. All ranks call it, in the same order, with pools
-    /// that have segments of the same sizes. Blocks until all have, within the communicator's
-    /// limit.
+    /// Registers the memory that a shareable pool has now. All ranks call it, in the same order,
+    /// with pools that have segments of the same sizes. Blocks until all have, within the
+    /// communicator's limit.
     ///
     /// Recorded all_reduces, all_gathers and reduce_scatters of up to 16 KiB use the registered
     /// memory directly, where all ranks' buffers lie at the same offsets of it and the library has
@@ -52,15 +54,12 @@ impl Comm {
     /// segments differ between ranks; `Unsupported` for a library without windows: that of ranks on
     /// the CPU, and NCCL before 2.27; `Recording` for a recording's runtime; the communicator's
     /// failure; `Timeout` and `PeerLost` for a rank that does not come; the library's own.
-    pub fn register(&self, pool: &ShareablePool) -> Result<Registration> {
+    pub fn register(&self, pool: &Pool) -> Result<Registration> {
         let (core, runtime, registered) = self.for_registration()?;
+        let (of, device) = (pool.name(), runtime.device());
+        let Members { name, rank: own_rank, .. } = &*core.members;
         let foreign = (!pool.runtime().same(runtime)).then(|| {
-            format!(
-                "pool {} is not memory of {}, the device of {}; make a pool on the communicator's runtime",
-                pool.name(),
-                runtime.device(),
-                self.name()
-            )
+            format!("pool {of} is not memory of {device}, the device of {name}; make a pool on the communicator's runtime")
         });
         let segments = pool.segments();
         let number = registered.made.fetch_add(1, Ordering::Relaxed);
@@ -73,25 +72,21 @@ impl Comm {
         if let Some(why) = foreign {
             return Err(Error::invalid(why));
         }
-        let what = format!("it has not registered memory with {}", members.name);
+        let what = format!("it has not registered memory with {name}");
         for rank in members.others() {
             let theirs = members.hear(&subject, rank, &what)?;
             if let Some(why) = theirs.strip_prefix(REFUSED) {
-                return Err(Error::invalid(format!("{}: rank {rank}: {why}", members.name)));
+                return Err(Error::invalid(format!("{name}: rank {rank}: {why}")));
             }
             if theirs != sizes {
                 return Err(Error::invalid(format!(
-                    "{}: pool {} has segments of [{sizes}] bytes on rank {}, and [{theirs}] on rank {rank}; allocate the same sizes on all ranks",
-                    members.name,
-                    pool.name(),
-                    members.rank
+                    "{name}: pool {of} has segments of [{sizes}] bytes on rank {own_rank}, and [{theirs}] on rank {rank}; allocate the same sizes on all ranks"
                 )));
             }
         }
         if segments.is_empty() {
             return Err(Error::invalid(format!(
-                "pool {} has no memory to register yet; allocate its buffers first",
-                pool.name()
+                "pool {of} has no memory to register yet; allocate buffers of a shareable pool first"
             )));
         }
         // The library waits for the other ranks, and may never come back.
@@ -116,13 +111,10 @@ impl Comm {
             let _ = tell.send(made.map(|()| windows));
         })?;
         let windows = hear.recv_timeout(members.limit).map_err(|_| {
-            Error::Timeout(
-                format!(
+            timeout(format!(
                     "{}: the library has not registered memory within {:?}; look at what the other ranks do",
                     members.name, members.limit
-                )
-                .into(),
-            )
+                ))
         })??;
         let windows = Arc::new(windows);
         registered.add(&windows);

@@ -200,9 +200,9 @@ impl Class {
 impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::All => f.write_str("*"),
-            Self::To(rank) => write!(f, ">{rank}"),
-            Self::From(rank) => write!(f, "<{rank}"),
+            Self::All => f.write_str("all"),
+            Self::To(rank) => write!(f, "to{rank}"),
+            Self::From(rank) => write!(f, "from{rank}"),
             Self::Recorded => f.write_str("recorded"),
             Self::Launches => f.write_str("launches"),
         }
@@ -213,13 +213,19 @@ impl std::str::FromStr for Class {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        match text.split_at_checked(1).ok_or(())? {
-            ("*", "") => Ok(Self::All),
-            (">", rank) => rank.parse().map(Self::To).map_err(drop),
-            ("<", rank) => rank.parse().map(Self::From).map_err(drop),
-            _ => Err(()),
-        }
+        let rank = |word| text.strip_prefix(word)?.parse().ok();
+        let all = (text == "all").then_some(Self::All);
+        all.or_else(|| rank("to").map(Self::To)).or_else(|| rank("from").map(Self::From)).ok_or(())
     }
+}
+
+/// The hash of nothing.
+pub(crate) const FNV: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// The hash of what was hashed before and a line, by FNV-1a.
+pub(crate) fn fnv(before: u64, line: &str) -> u64 {
+    let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    line.bytes().chain([b'\n']).fold(before, mix)
 }
 
 /// A rank's list of calls, in a form that goes through a store.
@@ -257,6 +263,11 @@ impl List {
         list
     }
 
+    /// The calls: the place of each, its class, its number and its text.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (u64, Class, u64, &str)> {
+        self.calls.iter().map(|e| (e.at, e.class, e.seq, &*e.shown))
+    }
+
     /// The text of the list. Beyond `most` bytes it ends early.
     pub(crate) fn text(&self, most: usize) -> String {
         let mut text = format!("{}\n", self.recording);
@@ -292,50 +303,25 @@ impl List {
         let mut classes: Vec<(Class, u64, u64)> = Vec::new();
         for Entry { class, agreed, .. } in &self.calls {
             let at = classes.iter().position(|c| c.0 == *class).unwrap_or_else(|| {
-                classes.push((*class, 0, 0xcbf2_9ce4_8422_2325));
+                classes.push((*class, 0, FNV));
                 classes.len() - 1
             });
             let (_, count, hash) = &mut classes[at];
             *count += 1;
-            for byte in agreed.bytes().chain([b'\n']) {
-                *hash = (*hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
+            *hash = fnv(*hash, agreed);
         }
         classes.sort_unstable_by_key(|c| c.0);
         classes.iter().map(|(class, count, hash)| format!("{class} {count} {hash:x}\n")).collect()
     }
 
     /// The first calls of two ranks that do not belong together. A call that one of them has not
-    /// made does not belong to the other's.
+    /// made does not belong to the other's, unless only calls count that `both` have made so far.
     pub(crate) fn difference(
         &self,
         own: u32,
         other: &Self,
-        rank: u32,
+        (rank, both): (u32, bool),
         name: &str,
-    ) -> Option<Error> {
-        self.first_difference(own, other, rank, name, |_, _| true)
-    }
-
-    /// As [`difference`](Self::difference), among the calls that both ranks have made so far.
-    pub(crate) fn difference_so_far(
-        &self,
-        own: u32,
-        other: &Self,
-        rank: u32,
-        name: &str,
-    ) -> Option<Error> {
-        self.first_difference(own, other, rank, name, |ours, theirs| ours && theirs)
-    }
-
-    /// `counts` says whether a call counts that is in one of the lists, or in both.
-    fn first_difference(
-        &self,
-        own: u32,
-        other: &Self,
-        rank: u32,
-        name: &str,
-        counts: fn(bool, bool) -> bool,
     ) -> Option<Error> {
         for class in [Class::All, Class::To(rank), Class::From(rank)] {
             let of = |list: &Self, class: Class| -> BTreeMap<u64, Entry> {
@@ -350,7 +336,7 @@ impl List {
             let agreed =
                 |list: &BTreeMap<u64, Entry>, seq| list.get(&seq).map(|e| e.agreed.clone());
             let differing = numbers
-                .filter(|seq| counts(ours.contains_key(seq), theirs.contains_key(seq)))
+                .filter(|seq| !both || ours.contains_key(seq) && theirs.contains_key(seq))
                 .filter(|&seq| agreed(&ours, seq) != agreed(&theirs, seq))
                 .min();
             let Some(at) = differing else { continue };
@@ -433,69 +419,5 @@ impl List {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn call(kind: Kind, count: u64, scope: &str) -> Signature {
-        let element = ElementType::F32;
-        Signature { seq: 0, kind, element, count, captured: true, scope: Some(Name::new(scope)) }
-    }
-
-    #[test]
-    fn lists_agree_by_class_and_survive_the_store() {
-        let sum = Kind::AllReduce(Reduce::Sum);
-        let zero = [call(sum, 8, "a"), call(Kind::Send { to: 1 }, 3, "b"), call(sum, 9, "c")];
-        let one = [call(Kind::Recv { from: 0 }, 3, "x"), call(sum, 8, "y"), call(sum, 9, "z")];
-        let two = [call(sum, 8, "y"), call(sum, 9, "z")];
-        let list = |calls: &[Signature]| {
-            let calls: Vec<_> = (7..).zip(calls).collect();
-            List::of_recording(7, &calls)
-        };
-        let [zero, one, two] = [list(&zero), list(&one), list(&two)];
-        for (own, list, rank, other) in
-            [(0, &zero, 1, &one), (1, &one, 0, &zero), (0, &zero, 2, &two), (2, &two, 1, &one)]
-        {
-            assert_eq!(List::parse(&other.text(usize::MAX)), *other);
-            assert!(list.agrees(own, &other.summary(), rank), "{own} and {rank}");
-            assert!(list.difference(own, other, rank, "t").is_none(), "{own} and {rank}");
-        }
-        assert!(!two.agrees(1, &zero.summary(), 0), "rank 1 has not received");
-        let lost = two.difference(1, &zero, 0, "t").unwrap().to_string();
-        assert!(
-            lost.contains("t #0 from 0 to 1: rank 0 send 3 f32 to 1 (b); rank 1 has no"),
-            "{lost}"
-        );
-        assert_eq!(zero.text(30).lines().count(), 1, "a line is whole or not there");
-    }
-
-    #[test]
-    fn orders_are_opposite_between_communicators_and_within_one_recording_only() {
-        let sum = call(Kind::AllReduce(Reduce::Sum), 8, "s");
-        let (send, recv) =
-            (call(Kind::Send { to: 1 }, 3, "b"), call(Kind::Recv { from: 0 }, 3, "x"));
-        let of = |recording, calls: &[(u64, &Signature)]| List::of_recording(recording, calls);
-        let difference = |a: [&List; 2], b: [&List; 2]| {
-            List::opposite_orders([4, 6], &[("a", [0, 1], a), ("b", [0, 1], b)])
-                .map(|e| e.to_string())
-        };
-        let (first, second) = (of(5, &[(5, &sum)]), of(5, &[(6, &sum)]));
-        let found = difference([&first, &second], [&second, &first]).unwrap();
-        for words in ["rank 4 a #0 all_reduce 8 f32 Sum (s) before b #0", "rank 6 b #0", "a and b"]
-        {
-            assert!(found.contains(words), "{words}: {found}");
-        }
-        assert_eq!(difference([&first, &first], [&second, &second]), None);
-        // The other rank has them in recordings of their own.
-        assert_eq!(difference([&first, &of(8, &[(8, &sum)])], [&second, &first]), None);
-        // A group is at one place, so its calls have no order among each other.
-        let group = of(5, &[(6, &sum), (6, &send)]);
-        let calls = of(5, &[(6, &recv), (8, &sum)]);
-        assert_eq!(difference([&first, &first], [&group, &calls]), None);
-        let between = of(5, &[(7, &sum)]);
-        let found = difference([&first, &between], [&group, &calls]).unwrap();
-        assert!(found.contains("rank 6 b #0 recv 3 f32 from 0 (x) before a #0"), "{found}");
-        // Sends between other ranks have no part in it.
-        let others = call(Kind::Send { to: 2 }, 3, "o");
-        assert_eq!(difference([&second, &first], [&of(5, &[(5, &others)]), &second]), None);
-    }
-}
+#[path = "../tests/unit/signature.rs"]
+mod tests;

@@ -4,9 +4,9 @@
 //! others a hash of its communicators' calls, and waits for theirs. Ranks that share communicators
 //! also compare the order of calls across these. A launch of the graph costs nothing.
 
-use crate::inner::{Core, Launches};
+use crate::inner::{Core, Launched, Launches};
 use crate::members::Comparison;
-use crate::signature::{List, Signature};
+use crate::signature::{Class, List, Signature};
 use leasehold::Result;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, OnceLock};
@@ -40,8 +40,7 @@ impl StopCheck for RecordingCheck {
     fn check(&self, notes: &[Note]) -> Result<Option<Arc<dyn LaunchCheck>>> {
         let calls: Vec<&Recorded> = notes.iter().filter_map(|n| n.downcast_ref()).collect();
         let recording = calls.iter().map(|call| call.at).min().unwrap_or_default();
-        let mut all: Vec<(Arc<Core>, List)> = Vec::new();
-        let mut launches = Vec::new();
+        let mut all: Vec<(Arc<Core>, Arc<List>)> = Vec::new();
         for call in &calls {
             if all.iter().any(|(core, _)| Weak::ptr_eq(&Arc::downgrade(core), &call.core)) {
                 continue;
@@ -49,9 +48,7 @@ impl StopCheck for RecordingCheck {
             let Some(core) = call.core.upgrade() else { continue };
             let own = calls.iter().filter(|c| Weak::ptr_eq(&c.core, &call.core));
             let own: Vec<_> = own.map(|c| (c.at, &c.signature)).collect();
-            let of_all = own.iter().any(|(_, s)| s.kind.peer().is_none());
-            launches.push((call.core.clone(), of_all));
-            all.push((core, List::of_recording(recording, &own)));
+            all.push((core, Arc::new(List::of_recording(recording, &own))));
         }
         // All are told before any is waited for: ranks may have used the communicators in other
         // orders.
@@ -62,24 +59,30 @@ impl StopCheck for RecordingCheck {
         std::iter::zip(&begun, &all)
             .try_for_each(|(comparison, (_, list))| comparison.end(list))?;
         compare_orders(&begun, &all)?;
-        Ok(Some(Arc::new(Launches(launches))))
+        let several = all.len() > 1;
+        let launched = |(core, list): (Arc<Core>, Arc<List>)| Launched {
+            core: Arc::downgrade(&core),
+            of_all: list.calls().any(|(_, class, ..)| class == Class::All),
+            list: several.then(|| list.clone()),
+        };
+        Ok(Some(Arc::new(Launches(all.into_iter().map(launched).collect()))))
     }
 }
 
-/// Compares the order of calls with each rank that shares communicators of one line with this one.
-fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, List)]) -> Result<()> {
-    let mut lines: Vec<u64> = all.iter().map(|(core, _)| core.line).collect();
-    lines.sort_unstable();
-    lines.dedup();
-    for line in lines {
-        let of_line = || std::iter::zip(begun, all).filter(|(_, (core, _))| core.line == line);
+/// Compares the order of calls with each rank that shares communicators of one order with this one.
+fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, Arc<List>)]) -> Result<()> {
+    let mut tokens: Vec<u64> = all.iter().map(|(core, _)| core.token).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    for token in tokens {
+        let of_token = || std::iter::zip(begun, all).filter(|(_, (core, _))| core.token == token);
         let mut ranks: Vec<u32> =
-            of_line().flat_map(|(_, (core, _))| core.members.ranks.iter().copied()).collect();
+            of_token().flat_map(|(_, (core, _))| core.members.ranks.iter().copied()).collect();
         ranks.sort_unstable();
         ranks.dedup();
         for rank in ranks {
             let place = |core: &Core| core.members.ranks.iter().position(|&r| r == rank);
-            let shared: Vec<_> = of_line()
+            let shared: Vec<_> = of_token()
                 .filter_map(|(begun, (core, ours))| {
                     let other = place(core)? as u32;
                     (other != core.members.rank).then_some((begun, core, ours, other))
@@ -93,7 +96,7 @@ fn compare_orders(begun: &[Comparison<'_>], all: &[(Arc<Core>, List)]) -> Result
                 .collect::<Result<_>>()?;
             let lists: Vec<_> = std::iter::zip(&shared, &theirs)
                 .map(|((_, core, ours, other), theirs)| {
-                    (&*core.members.name, [core.members.rank, *other], [*ours, theirs])
+                    (&*core.members.name, [core.members.rank, *other], [&***ours, theirs])
                 })
                 .collect();
             if let Some(opposite) = List::opposite_orders([own, rank], &lists) {

@@ -3,8 +3,9 @@
 //! This module must not know communicators.
 
 use crate::log::Entered;
+use crate::signature::List;
 use leasehold::Timepoint;
-use leasehold::backend::sync::Mutex;
+use leasehold::backend::sync::{Arc, Mutex};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -18,21 +19,30 @@ pub(crate) struct Unfinished(Mutex<Points>);
 /// The calls of a submission.
 pub(crate) type Calls = SmallVec<[Entered; 2]>;
 
+/// A submission with calls.
+#[derive(Clone)]
+pub(crate) struct Submission {
+    pub(crate) at: Timepoint,
+    pub(crate) calls: Calls,
+    /// The communicator's calls of a launch of a graph that has several communicators' calls.
+    pub(crate) graph: Option<Arc<List>>,
+}
+
 #[derive(Default)]
 struct Points {
-    all: Vec<(Timepoint, Calls)>,
+    all: Vec<Submission>,
     /// At this length those that have passed are removed.
     full: usize,
 }
 
 impl Unfinished {
-    pub(crate) fn add(&self, point: Timepoint, calls: Calls) {
+    pub(crate) fn add(&self, submission: Submission) {
         let mut points = self.0.lock();
         if points.all.len() >= points.full {
-            points.all.retain(|(p, _)| !p.has_passed());
+            points.all.retain(|s| !s.at.has_passed());
             points.full = (2 * points.all.len()).max(FULL);
         }
-        points.all.push((point, calls));
+        points.all.push(submission);
     }
 
     /// The first one of each timeline.
@@ -43,7 +53,7 @@ impl Unfinished {
     /// Returns whether all have passed. The device is asked.
     pub(crate) fn have_passed(&self) -> bool {
         // Not in the lock: what completes may drop a communicator.
-        let all: Vec<Timepoint> = self.0.lock().all.iter().map(|(p, _)| *p).collect();
+        let all: Vec<Timepoint> = self.0.lock().all.iter().map(|s| s.at).collect();
         all.iter().all(|p| {
             // The answer of a failed one is its failure.
             let _ = p.timeline().wait(p.value(), Some(Duration::ZERO));
@@ -53,12 +63,12 @@ impl Unfinished {
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<Timepoint> {
-        self.with_calls().into_iter().map(|(p, _)| p).collect()
+        self.with_calls().into_iter().map(|s| s.at).collect()
     }
 
     /// All of them, with their calls.
-    pub(crate) fn with_calls(&self) -> Vec<(Timepoint, Calls)> {
-        self.0.lock().all.iter().filter(|(p, _)| !is_over(*p)).cloned().collect()
+    pub(crate) fn with_calls(&self) -> Vec<Submission> {
+        self.0.lock().all.iter().filter(|s| !is_over(s.at)).cloned().collect()
     }
 }
 

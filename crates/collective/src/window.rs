@@ -12,9 +12,10 @@
 //!
 //! This module must not know how memory is registered.
 
+use crate::error::unsupported;
 use crate::group::Draft;
 use crate::inner::{Core, Planned};
-use crate::signature::Kind;
+use crate::signature::{FNV, Kind, fnv};
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, OnceLock, thread};
 use leasehold::backend::{Binding, SharedSegment};
@@ -209,8 +210,8 @@ impl Placed {
         let operands = planned.iter().flat_map(|p| [p.src, p.dst]).flatten();
         for (at, side) in std::iter::zip(operands, &self.sides) {
             if bound.get(at).map(|binding| binding.addr) != Some(side.addr) {
-                return Err(Error::Unsupported(
-                    "a graph's call in registered memory cannot take another buffer, since the other ranks' calls stay as they were compared; record it anew".into(),
+                return Err(unsupported(
+                    "a graph's call in registered memory cannot take another buffer, since the other ranks' calls stay as they were compared; record it anew",
                 ));
             }
             aliased[at].addr = side.alias;
@@ -221,10 +222,7 @@ impl Placed {
 
 /// The number and the hash of texts, by which ranks see whether theirs are the same.
 fn summary(texts: &[&str]) -> String {
-    let bytes = texts.iter().flat_map(|text| text.bytes().chain([b'\n']));
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = texts.iter().fold(FNV, |hash, text| fnv(hash, text));
     format!("{} {hash:x}", texts.len())
 }
 

@@ -2,9 +2,10 @@
 //!
 //! A world knows its ranks and their store, and makes communicators. It knows no device before.
 
-use crate::line::Lines;
+use crate::error::{lost, not_found, timeout};
+use crate::order_token::OrderTokens;
 use crate::store::{FileStore, Presence, Store, TcpStore, ThreadStore};
-use crate::watch::{self, Watch, Watching};
+use crate::watchdog::{self, Watchdog, Watching};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{Error, Result};
 use std::collections::HashMap;
@@ -58,15 +59,15 @@ pub(crate) struct Inner {
     pub(crate) size: u32,
     local_rank: u32,
     pub(crate) store: Box<dyn Store>,
-    pub(crate) lines: Lines,
+    pub(crate) tokens: OrderTokens,
     /// How many communicators of a name there have been.
     made: Mutex<HashMap<String, u64>>,
-    watch: Watch,
+    watchdog: Watchdog,
 }
 
 impl Watching for Inner {
-    fn watch(&self) -> &Watch {
-        &self.watch
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
     }
 
     fn store(&self) -> &dyn Store {
@@ -110,13 +111,10 @@ impl World {
             store.set("world", own.as_bytes())?;
         } else {
             let first = store.get("world", BEGIN).map_err(|e| match e {
-                Error::Timeout(_) => Error::Timeout(
-                    format!(
+                Error::Timeout(_) => timeout(format!(
                         "rank 0 has not come to {} within {BEGIN:?}; start rank 0, and give all ranks the same store",
                         store.place()
-                    )
-                    .into(),
-                ),
+                    )),
                 e => e,
             })?;
             if first != own.as_bytes() {
@@ -128,8 +126,9 @@ impl World {
                 )));
             }
         }
-        let (lines, made, watch) = (Lines::default(), Mutex::default(), Watch::default());
-        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made, watch })))
+        let (tokens, made) = (OrderTokens::default(), Mutex::default());
+        let watchdog = Watchdog::default();
+        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, tokens, made, watchdog })))
     }
 
     /// The world that the environment of this process names, as a launcher set it. The page of
@@ -189,7 +188,7 @@ impl World {
         world.map_err(|e| match e {
             Error::Timeout(text) => {
                 let why = format!("{text}; {}", no_rank_by(names[0], rank));
-                Error::Timeout(why.into())
+                timeout(why)
             }
             e => e,
         })
@@ -236,7 +235,7 @@ impl World {
     /// # Errors
     /// The store's own.
     pub fn report(&self, limit: Duration) -> Result<String> {
-        watch::report(&*self.0, limit)
+        watchdog::report(&*self.0, limit)
     }
 
     /// Makes reports for whoever must not keep the world: for example, for a thread that waits for
@@ -266,7 +265,7 @@ impl Reporter {
     /// # Errors
     /// As there.
     pub fn report(&self, limit: Duration) -> Option<Result<String>> {
-        self.0.upgrade().map(|world| watch::report(&*world, limit))
+        self.0.upgrade().map(|world| watchdog::report(&*world, limit))
     }
 }
 
@@ -286,19 +285,23 @@ impl Inner {
     }
 
     /// The value that another rank sets. The wait looks from time to time whether the rank is still
-    /// there.
+    /// there, and whether it has an `end` itself.
     ///
     /// # Errors
-    /// `Timeout` and `PeerLost` that name the rank and what it should have done.
+    /// That of `end`; `Timeout` and `PeerLost` that name the rank and what it should have done.
     pub(crate) fn hear(
         &self,
         rank: u32,
         key: &str,
         what: &str,
         limit: Duration,
+        end: impl Fn() -> Option<Error>,
     ) -> Result<Vec<u8>> {
         let until = Instant::now().checked_add(limit);
         loop {
+            if let Some(cause) = end() {
+                return Err(cause);
+            }
             let left = crate::store::left(until);
             match self.store.get(key, left.min(LOOK)) {
                 Err(Error::Timeout(_)) => {}
@@ -307,22 +310,19 @@ impl Inner {
             let presence = self.store.presence(rank)?;
             if presence == Presence::Gone {
                 // It may have said so just before.
-                return self.store.get(key, Duration::ZERO).map_err(|_| Error::PeerLost {
-                    rank,
-                    why: format!("it is gone, and {what}; look at its last message").into(),
-                });
+                let lost =
+                    || lost(rank, format!("it is gone, and {what}; look at its last message"));
+                let said = self.store.get(key, Duration::ZERO);
+                return said.map_err(|_| end().unwrap_or_else(lost));
             }
             if left.is_zero() {
                 let state = match presence {
                     Presence::Awaited => "it has not come",
                     _ => "it is there",
                 };
-                return Err(Error::Timeout(
-                    format!(
-                        "rank {rank}: {state}, and {what} within {limit:?}; look at what it does"
-                    )
-                    .into(),
-                ));
+                return Err(timeout(format!(
+                    "rank {rank}: {state}, and {what} within {limit:?}; look at what it does"
+                )));
             }
         }
     }
@@ -390,9 +390,9 @@ impl Variables<'_> {
             Some(_) => format!("{SLURM}=0 is a batch script's; "),
             None => String::new(),
         };
-        Error::NotFound(
-            format!("{script}the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE").into(),
-        )
+        not_found(format!(
+            "{script}the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE"
+        ))
     }
 
     /// The rank, the number of ranks, and the rank on the host.

@@ -2,8 +2,8 @@
 //! control characters.
 //!
 //! Every crate opens an external file with [`open`] or [`read`]: regular files only, within a
-//! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length,
-//! [`Pickle`] the plain data of a pickle. [`shown`] makes text safe for a message or a terminal.
+//! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length.
+//! [`shown`] makes text safe for a message or a terminal.
 //!
 //! ```
 //! let text = leasehold_input::shown("two\u{1b}[2J").to_string();
@@ -15,10 +15,8 @@
 
 mod file;
 mod lines;
-mod pickle;
 mod text;
 
 pub use file::{Cause, Refusal, open, read};
 pub use lines::{LineError, Lines};
-pub use pickle::{Node, Pickle, PickleError};
 pub use text::{Shown, printable, shown, shown_within};

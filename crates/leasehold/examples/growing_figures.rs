@@ -9,9 +9,9 @@
 mod timed;
 
 use leasehold::kernel::{Grid, KernelCheck, KernelDesc, KernelSource};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::prelude::*;
-use leasehold::suspend::{Contents, SuspendablePool};
-use leasehold::{Context, GrowingParts};
+use leasehold::{Context, Growing};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
@@ -118,13 +118,13 @@ fn kernel() -> Result<KernelBase> {
 fn look(
     stream: &Stream,
     kernel: &KernelBase,
-    parts: &GrowingParts,
+    parts: &Growing<u8>,
     out: &Array<u32>,
     value: u64,
 ) -> Result<()> {
-    let operands = [parts.reservation(Access::ReadWrite), parts.limits(), out.write()];
+    let operands = [parts.reservation(Access::ReadWrite), parts.limit(), out.write()];
     let grid = Grid::new([1, 1, 1]).threads([PARTS as u32, 1, 1]);
-    stream.launch(kernel, &operands, &[parts.most(), value], grid).map(drop)
+    stream.launch(kernel, &operands, &[parts.most() as u64, value], grid).map(drop)
 }
 
 /// CUDA over a simulated driver.
@@ -152,16 +152,18 @@ fn main() -> Result<()> {
         Some("--sim") => simulated(device)?,
         _ => Runtime::open(device)?,
     };
-    let (stream, granule) = (runtime.stream(), runtime.allocator().caps().granule);
+    let (stream, granule) = (runtime.stream(), runtime.allocator().caps().granule as usize);
     println!("{device}, granules of {} KiB, {PARTS} parts", granule >> 10);
 
     // A growth of one part by a granule.
-    let parts = GrowingParts::new(&runtime, PARTS, (GROWTHS as u64 + 1) * granule)?;
-    let bytes = |i: usize| (i as u64 + 1) * granule;
-    timed("grow by a new granule", GROWTHS, |i| parts.grow(stream, 0..1, bytes(i)))?;
-    parts.shrink(stream, 0..1, 0)?;
-    timed("grow by a granule that lies ready", GROWTHS, |i| parts.grow(stream, 0..1, bytes(i)))?;
-    parts.shrink(stream, 0..1, 0)?;
+    let parts = Growing::<u8>::with_parts(&runtime, PARTS, (GROWTHS + 1) * granule)?;
+    let bytes = |i: usize| (i + 1) * granule;
+    timed("grow by a new granule", GROWTHS, |i| parts.parts(0..1).grow(stream, bytes(i)))?;
+    parts.parts(0..1).shrink(stream, 0)?;
+    timed("grow by a granule that lies ready", GROWTHS, |i| {
+        parts.parts(0..1).grow(stream, bytes(i))
+    })?;
+    parts.parts(0..1).shrink(stream, 0)?;
     stream.synchronize()?;
     runtime.allocator().trim(0)?;
 
@@ -170,15 +172,15 @@ fn main() -> Result<()> {
     let helper = {
         let parts = parts.clone();
         std::thread::spawn(move || {
-            asked.iter().try_for_each(|bytes| parts.prepare(0..PARTS, bytes))
+            asked.iter().try_for_each(|bytes| parts.parts(0..PARTS).prepare(bytes))
         })
     };
-    parts.prepare(0..PARTS, bytes(0))?;
+    parts.parts(0..PARTS).prepare(bytes(0))?;
     let mut late = 0;
     let mut times = Vec::new();
     for i in 0..STEPS {
         let begun = Instant::now();
-        let ready = parts.try_grow(stream, 0..PARTS, bytes(i))?;
+        let ready = parts.parts(0..PARTS).try_grow(stream, bytes(i))?;
         // (A helper that has failed says so at its end.)
         let _ = ask.send(bytes(i + 1));
         if ready {
@@ -197,12 +199,12 @@ fn main() -> Result<()> {
     runtime.allocator().trim(0)?;
 
     // A pool of parts leaves the device and comes back, under a graph.
-    let pool = SuspendablePool::new(&runtime, "caches")?;
-    let each = (mib << 20) / PARTS as u64;
-    let (parts, kernel) = (pool.growing_parts(PARTS, each)?, kernel()?);
+    let pool = Pool::new(&runtime, "caches", PoolKind::Suspendable)?;
+    let each = ((mib as usize) << 20) / PARTS;
+    let (parts, kernel) = (pool.growing::<u8>(PARTS, each)?, kernel()?);
     let out = runtime.zeros::<u32>(PARTS)?;
     let graph = runtime.record_graph(|r| look(r.stream(), &kernel, &parts, &out, 0))?;
-    parts.grow(stream, 0..PARTS, parts.most())?;
+    parts.parts(0..PARTS).grow(stream, parts.most())?;
     look(stream, &kernel, &parts, &out, 1000)?;
     // The first suspension pins the host memory.
     let mut best = [f64::INFINITY; 4];
@@ -217,7 +219,7 @@ fn main() -> Result<()> {
         }
     }
     drop((graph, parts, pool));
-    let bytes = each.next_multiple_of(granule) * PARTS as u64;
+    let bytes = (each.next_multiple_of(granule) * PARTS) as u64;
     let (memory, pinned) = (runtime.alloc(bytes)?, runtime.alloc_pinned(bytes)?);
     stream.fill(memory.view(), 7u8)?;
     stream.synchronize()?;

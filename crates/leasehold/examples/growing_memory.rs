@@ -8,8 +8,8 @@
 mod timed;
 
 use leasehold::Growing;
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::prelude::*;
-use leasehold::suspend::{Contents, SuspendablePool};
 use std::time::Instant;
 use timed::timed;
 
@@ -121,8 +121,8 @@ fn main() -> Result<()> {
     drop((graph, slots));
 
     // A pool that leaves the device with its caches.
-    if let Ok(pool) = SuspendablePool::new(&runtime, "caches") {
-        let cache = pool.growing::<u32>(positions * TOKEN)?;
+    if let Ok(pool) = Pool::new(&runtime, "caches", PoolKind::Suspendable) {
+        let cache = pool.growing::<u32>(1, positions * TOKEN)?;
         cache.grow(stream, tokens * TOKEN)?;
         stream.fill(cache.view(), 7u32)?;
         let last = runtime.zeros::<u32>(1)?;

@@ -64,14 +64,6 @@ impl<T> Array<T> {
         Ok(Self { lease, _values: PhantomData })
     }
 
-    /// The same memory as values of another type.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when its length is no multiple of a value's.
-    pub fn try_cast<U>(self) -> Result<Array<U>> {
-        Array::from_buffer(self.lease)
-    }
-
     /// The array as bytes.
     pub fn into_buffer(self) -> Lease<Buffer> {
         self.lease
@@ -108,14 +100,6 @@ impl<T> Array<T> {
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> ArrayView<'_, T> {
         self.as_view().slice(range)
-    }
-
-    /// As [`slice`](Self::slice), which says so when the range does not lie in the array.
-    ///
-    /// # Errors
-    /// `InvalidArgument` then.
-    pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Result<ArrayView<'_, T>> {
-        self.as_view().try_slice(range)
     }
 }
 

@@ -70,11 +70,11 @@ pub mod mps;
 pub mod ops;
 pub mod partition;
 pub mod pinned;
+pub mod pool;
 pub mod prelude;
 pub mod runtime;
 pub mod share;
 pub mod stream;
-pub mod suspend;
 pub mod trace;
 pub mod view;
 
@@ -94,7 +94,7 @@ pub use event::{Event, EventFlags};
 #[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
 #[doc(inline)]
-pub use growing::{Growing, GrowingParts};
+pub use growing::Growing;
 #[doc(inline)]
 pub use host_timeline::HostTimeline;
 #[doc(inline)]
@@ -117,13 +117,11 @@ pub use partition::Divide;
 #[doc(inline)]
 pub use pinned::{PinnedArray, PinnedValues};
 #[doc(inline)]
+pub use pool::{Pool, PoolKind};
+#[doc(inline)]
 pub use runtime::Runtime;
 #[doc(inline)]
-pub use share::ShareablePool;
-#[doc(inline)]
 pub use stream::Stream;
-#[doc(inline)]
-pub use suspend::SuspendablePool;
 #[doc(inline)]
 pub use trace::{Trace, TraceEvents};
 #[doc(inline)]

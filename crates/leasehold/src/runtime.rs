@@ -8,7 +8,7 @@
 
 pub(crate) mod inner;
 
-pub(crate) use inner::{Forget, RuntimeInner, Table, check_writable};
+pub(crate) use inner::{Forget, RuntimeInner, Table, check_writable, pending};
 
 use crate::array::{Array, ArrayView};
 use crate::event::{Event, EventFlags, EventRequest};

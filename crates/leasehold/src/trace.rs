@@ -222,13 +222,6 @@ impl TraceEvents {
         self.len() == 0
     }
 
-    /// The number of events beyond [`Trace::MOST_EVENTS`]. The file says it too, as
-    /// `dropped_events`.
-    #[must_use]
-    pub fn dropped(&self) -> u64 {
-        self.0.dropped
-    }
-
     /// Writes the events as JSON, in Chrome's format of trace events. May be called again.
     ///
     /// # Errors
@@ -256,7 +249,7 @@ impl TraceEvents {
 
 impl fmt::Debug for TraceEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TraceEvents({}, {} dropped)", self.len(), self.dropped())
+        write!(f, "TraceEvents({}, {} dropped)", self.len(), self.0.dropped)
     }
 }
 

@@ -34,6 +34,55 @@ fn round_times(from: u64, to: u64) -> Vec<u64> {
     (first..=to / step).map(|n| n * step).collect()
 }
 
+/// A line of the figure beside live bytes: its class, its title and its value.
+type Level = (&'static str, &'static str, Option<u64>);
+
+/// Where values and times are in the figure.
+struct Scale {
+    /// The bytes at the upper edge.
+    top: f64,
+    columns: usize,
+    span: (u64, u64),
+}
+
+impl Scale {
+    /// A line far above the chart is cut off a little above it.
+    fn y(&self, value: u64) -> f64 {
+        (HEIGHT - value as f64 / self.top * HEIGHT).max(-HEIGHT)
+    }
+
+    /// The part of the width in front of a time.
+    fn part(&self, t: u64) -> f64 {
+        let (from, to) = self.span;
+        (t - from) as f64 / (to - from) as f64
+    }
+
+    /// The path of a value over all columns.
+    fn curve(&self, series: &Series, before: u64, of: fn(&Column) -> Range) -> String {
+        let mut path = format!("M0 {}", coordinate(self.y(before)));
+        let mut last = coordinate(self.y(before));
+        for c in &series.columns {
+            let range = of(c);
+            let (a, b) =
+                if range.rising { (range.least, range.most) } else { (range.most, range.least) };
+            let values = [a, b, range.last].map(|v| coordinate(self.y(v)));
+            if values.iter().all(|v| *v == last) {
+                continue;
+            }
+            let x = c.at as f64 / self.columns as f64 * WIDTH;
+            let _ = write!(path, "H{}", coordinate(x));
+            for value in values {
+                if value != last {
+                    let _ = write!(path, "V{value}");
+                    last = value;
+                }
+            }
+        }
+        let _ = write!(path, "H{WIDTH}");
+        path
+    }
+}
+
 /// The figure of a pool's memory. `columns`: how many columns it has. The scale is that of live
 /// bytes. The reserved bytes, the imported ones and the budget are drawn if they are near enough.
 pub(crate) fn figure(
@@ -51,37 +100,11 @@ pub(crate) fn figure(
     let live = series.live_peak.value;
     let base = if live > 0 { live } else { series.reserved_peak.value };
     let near = |value: &u64| *value <= base.saturating_mul(2);
-    let shown = levels.map(|(class, _, value)| (class, value.filter(near)));
+    let shown = levels.map(|(class, title, value)| (class, title, value.filter(near)));
     let (step, lines) =
-        byte_scale(shown.iter().filter_map(|level| level.1).fold(base, |most, n| most.max(n)));
-    let top = step as f64 * lines as f64;
-    // A line far above the chart is cut off a little above it.
-    let y = |value: u64| (HEIGHT - value as f64 / top * HEIGHT).max(-HEIGHT);
-    let x = |column: usize| column as f64 / columns as f64 * WIDTH;
-    let curve = |before: u64, of: fn(&Column) -> Range| {
-        let mut path = format!("M0 {}", coordinate(y(before)));
-        let mut last = coordinate(y(before));
-        for c in &series.columns {
-            let range = of(c);
-            let (a, b) =
-                if range.rising { (range.least, range.most) } else { (range.most, range.least) };
-            let values = [a, b, range.last].map(|v| coordinate(y(v)));
-            if values.iter().all(|v| *v == last) {
-                continue;
-            }
-            let _ = write!(path, "H{}", coordinate(x(c.at)));
-            for value in values {
-                if value != last {
-                    let _ = write!(path, "V{value}");
-                    last = value;
-                }
-            }
-        }
-        let _ = write!(path, "H{WIDTH}");
-        path
-    };
-    let live = curve(series.before.0, |c| c.live);
-    let reserved = curve(series.before.1, |c| c.reserved);
+        byte_scale(shown.iter().filter_map(|level| level.2).fold(base, |most, n| most.max(n)));
+    let scale = Scale { top: step as f64 * lines as f64, columns, span: series.span };
+    let times = round_times(series.span.0, series.span.1);
 
     let mut out = String::from("<figure class=\"chart\"><div class=\"y\">");
     for n in 0..=lines {
@@ -89,6 +112,24 @@ pub(crate) fn figure(
         let _ =
             write!(out, "<span style=\"bottom:{at}%\">{}</span>", bytes(n.saturating_mul(step)));
     }
+    begin_plot(&mut out, series, columns);
+    for n in 0..=lines {
+        let at = coordinate(HEIGHT - n as f64 * HEIGHT / lines as f64);
+        let _ = write!(out, "<path class=\"grid\" d=\"M0 {at}H{WIDTH}\"/>");
+    }
+    for &t in &times {
+        let at = coordinate(scale.part(t) * WIDTH);
+        let _ = write!(out, "<path class=\"grid\" d=\"M{at} 0V{HEIGHT}\"/>");
+    }
+    curves(&mut out, memory, series, &scale, &shown[1..]);
+    lanes(&mut out, memory, series, columns);
+    time_labels(&mut out, &scale, &times);
+    caption(&mut out, &levels, &shown);
+    out
+}
+
+/// The beginning of the plot: its data for the pointer, and its text for those who do not see it.
+fn begin_plot(out: &mut String, series: &Series, columns: usize) {
     let (from, to) = series.span;
     let _ = write!(
         out,
@@ -106,17 +147,13 @@ pub(crate) fn figure(
         bytes(series.live_peak.value),
         bytes(series.reserved_peak.value)
     );
-    for n in 0..=lines {
-        let at = coordinate(HEIGHT - n as f64 * HEIGHT / lines as f64);
-        let _ = write!(out, "<path class=\"grid\" d=\"M0 {at}H{WIDTH}\"/>");
-    }
-    let times = round_times(from, to);
-    let part = |t: u64| (t - from) as f64 / (to - from) as f64;
-    for &t in &times {
-        let at = coordinate(part(t) * WIDTH);
-        let _ = write!(out, "<path class=\"grid\" d=\"M{at} 0V{HEIGHT}\"/>");
-    }
-    let failures = marks(memory, series, columns, &[Kind::OutOfMemory], HEIGHT);
+}
+
+/// Failures, the curves of live and reserved bytes, `levels` as straight lines, and the peak.
+fn curves(out: &mut String, memory: &Memory, series: &Series, scale: &Scale, levels: &[Level]) {
+    let live = scale.curve(series, series.before.0, |c| c.live);
+    let reserved = scale.curve(series, series.before.1, |c| c.reserved);
+    let failures = marks(memory, series, scale.columns, &[Kind::OutOfMemory], HEIGHT);
     if !failures.is_empty() {
         let _ = write!(out, "<path class=\"failure line\" d=\"{failures}\"/>");
     }
@@ -125,19 +162,23 @@ pub(crate) fn figure(
         "<path class=\"live area\" d=\"{live}V{HEIGHT}H0z\"/><path class=\"live line\" d=\"{live}\"/>\
          <path class=\"reserved line\" d=\"{reserved}\"/>"
     );
-    for (class, value) in &shown[1..] {
+    for (class, _, value) in levels {
         if let Some(value) = *value {
-            let at = coordinate(y(value));
+            let at = coordinate(scale.y(value));
             let _ = write!(out, "<path class=\"{class} line\" d=\"M0 {at}H{WIDTH}\"/>");
         }
     }
-    let peak = series.live_peak;
+    let (peak, (from, to)) = (series.live_peak, series.span);
     let _ = write!(
         out,
         "</svg><i class=\"dot\" style=\"left:{}%;top:{}%\"></i></div>",
-        coordinate(part(peak.t_us.clamp(from, to)) * 100.0),
-        coordinate(y(peak.value) / HEIGHT * 100.0)
+        coordinate(scale.part(peak.t_us.clamp(from, to)) * 100.0),
+        coordinate(scale.y(peak.value) / HEIGHT * 100.0)
     );
+}
+
+/// The times of events, in a lane for each group of kinds.
+fn lanes(out: &mut String, memory: &Memory, series: &Series, columns: usize) {
     for (title, class, kinds) in LANES {
         let path = marks(memory, series, columns, kinds, 10.0);
         if !path.is_empty() {
@@ -149,9 +190,13 @@ pub(crate) fn figure(
             );
         }
     }
+}
+
+/// The labels of the axis of time.
+fn time_labels(out: &mut String, scale: &Scale, times: &[u64]) {
     out.push_str("<div class=\"x\">");
-    for &t in &times {
-        let at = part(t) * 100.0;
+    for &t in times {
+        let at = scale.part(t) * 100.0;
         // The outermost labels stay inside.
         let class = if at < 5.0 {
             " class=\"first\""
@@ -162,8 +207,12 @@ pub(crate) fn figure(
         };
         let _ = write!(out, "<span{class} style=\"left:{}%\">{}</span>", coordinate(at), time(t));
     }
+}
+
+/// The text below the figure, which has the levels that are not `shown` as well.
+fn caption(out: &mut String, levels: &[Level], shown: &[Level]) {
     out.push_str("</div><figcaption><span class=\"key live\"></span> live ");
-    for ((class, title, value), (_, shown)) in levels.into_iter().zip(shown) {
+    for (&(class, title, value), (.., shown)) in levels.iter().zip(shown) {
         let _ = match value.map(bytes) {
             Some(value) if shown.is_some() => {
                 write!(out, "<span class=\"key {class}\"></span> {title} {value} ")
@@ -178,7 +227,6 @@ pub(crate) fn figure(
         "· the dot is the peak of live bytes · time since the memory was opened <output></output>\
          </figcaption></figure>"
     );
-    out
 }
 
 /// A vertical line for each column with an event of these kinds.

@@ -5,7 +5,7 @@
 //! ```text
 //! cargo build --release
 //! cargo run --release -p leasehold-cli --example check_golden -- \
-//!     target/release/leasehold models/tiny-python/model/golden.json
+//!     target/release/leasehold models/llama/demo-model/golden.json
 //! ```
 //!
 //! Further arguments: `threads=1,2,3,4`, `model=DIR` for another model than the bundled one,

@@ -1,11 +1,11 @@
 //! The bundled model, which is part of the program, so that the binary works without files.
 
 use leasehold::Result;
+use leasehold_llama::demo_model::{CONFIG, TOKENIZER, WEIGHTS};
 use leasehold_llama::{Config, Tokenizer, Weights};
-use leasehold_tiny_python::{CONFIG, TOKENIZER, WEIGHTS};
 
 /// The name in reports.
-pub(crate) const NAME: &str = "tiny-python (bundled)";
+pub(crate) const NAME: &str = "demo-model (bundled)";
 
 pub(crate) fn config() -> Result<Config> {
     Config::from_slice(CONFIG, NAME)

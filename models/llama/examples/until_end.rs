@@ -81,8 +81,8 @@ fn by_device(model: &Model, end: u32) -> Result<(Vec<u32>, Duration)> {
 fn main() -> Result<()> {
     let device = std::env::args().nth(1).unwrap_or_else(|| "cpu:0".to_owned());
     let runtime = Context::new().runtime(device.parse()?)?;
-    let config = Config::from_dir(leasehold_tiny_python::FOLDER.as_ref())?;
-    let weights = Weights::read_dir(leasehold_tiny_python::FOLDER.as_ref(), &config)?;
+    let config = Config::from_dir(leasehold_llama::demo_model::FOLDER.as_ref())?;
+    let weights = Weights::read_dir(leasehold_llama::demo_model::FOLDER.as_ref(), &config)?;
     let model = Model::load(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
     // The last word that is new in the text is taken for the end token.
     let (text, _) = by_host(&model, None)?;

@@ -146,7 +146,7 @@ impl Slot {
 /// use leasehold::{DeviceId, Runtime};
 /// use leasehold_llama::{Batch, Config, DType, Mode, Model, Sampling, Weights};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let root = leasehold_tiny_python::FOLDER;
+/// # let root = leasehold_llama::demo_model::FOLDER;
 /// let config = Config::from_dir(root.as_ref())?;
 /// // SAFETY: no program changes the file while the weights live.
 /// let weights = unsafe { Weights::from_dir(root.as_ref(), &config) }?;

@@ -7,7 +7,7 @@
 //! This file must not know what a sequence is, nor when its text gets longer.
 
 use crate::model::Model;
-use leasehold::{Error, GrowingParts, Name, Result, Runtime, Stream, View};
+use leasehold::{Error, Growing, Name, Result, Runtime, Stream, View};
 use leasehold_operators::kernels::cpu::cache::CacheLayout;
 use leasehold_operators::{BufferPart, ops};
 use std::ops::Range;
@@ -21,7 +21,7 @@ const AHEAD: usize = 16;
 
 /// The memory of the caches of some sequences, if it grows.
 pub(crate) struct Growth {
-    parts: GrowingParts,
+    parts: Growing<u8>,
     /// Parts of a sequence.
     each: usize,
     /// Bytes of a position in a part.
@@ -123,7 +123,7 @@ impl Growth {
             return Ok(None);
         };
         let each = 2 * bands;
-        let parts = GrowingParts::new(runtime, rows * each, most)?;
+        let parts = Growing::<u8>::with_parts(runtime, rows * each, most as usize)?;
         let ahead = Ahead::new(parts.clone())?;
         let asked = vec![0; rows];
         let layout = move |layer: usize| CacheLayout {
@@ -143,26 +143,31 @@ impl Growth {
         row * self.each..(row + 1) * self.each
     }
 
+    /// The first part of a sequence.
+    fn first(&self, row: usize) -> Growing<u8> {
+        self.parts.parts(row * self.each..row * self.each + 1)
+    }
+
     /// The bytes of a part with so many positions, in whole granules.
     fn bytes(&self, positions: usize) -> u64 {
         let bytes = self.position * positions as u64;
-        bytes.next_multiple_of(self.granule).min(self.parts.most())
+        bytes.next_multiple_of(self.granule).min(self.parts.most() as u64)
     }
 
     /// The positions of a sequence that have memory.
     pub(crate) fn room(&self, row: usize) -> usize {
-        (self.parts.len(row * self.each) / self.position) as usize
+        self.first(row).len() / self.position as usize
     }
 
     /// Takes memory for so many positions of a sequence. After an error all is as it was.
     pub(crate) fn grow(&mut self, stream: &Stream, row: usize, positions: usize) -> Result<()> {
-        let (parts, bytes) = (self.parts(row), self.bytes(positions));
-        if self.parts.try_grow(stream, parts.clone(), bytes)? {
+        let (parts, bytes) = (self.parts.parts(self.parts(row)), self.bytes(positions) as usize);
+        if parts.try_grow(stream, bytes)? {
             return Ok(());
         }
         // One thread at a time maps memory for a part.
         self.ahead.finish();
-        self.parts.grow(stream, parts, bytes)
+        parts.grow(stream, bytes)
     }
 
     /// The bytes of a part, within so many positions, that parts can share. A granule and a piece
@@ -192,21 +197,21 @@ impl Growth {
         self.ahead.finish();
         let mut least = bytes;
         for (from, to) in self.parts(from).zip(self.parts(to)) {
-            match self.parts.fork(stream, from, to, bytes) {
+            match self.parts.fork_part(stream, from, to, bytes as usize) {
                 Ok(len) => {
-                    least = least.min(self.sharable((len / self.position) as usize, piece));
+                    least = least.min(self.sharable(len / self.position as usize, piece));
                 }
                 // Work may still use what the place had before. Then the prompt is computed.
                 Err(_) => least = 0,
             }
         }
-        self.parts.shrink(stream, self.parts(to), least)?;
+        self.parts.parts(self.parts(to)).shrink(stream, least as usize)?;
         Ok((least / self.position) as usize)
     }
 
     /// The bytes that [`grow`](Self::grow) would take, if nothing lies ready.
     pub(crate) fn missing(&self, row: usize, positions: usize) -> u64 {
-        let parts = self.parts(row).map(|part| self.parts.len(part));
+        let parts = self.parts(row).map(|part| self.parts.parts(part..part + 1).len() as u64);
         parts.map(|len| self.bytes(positions).saturating_sub(len)).sum()
     }
 
@@ -214,7 +219,7 @@ impl Growth {
     /// its end. Does not wait.
     pub(crate) fn ahead(&mut self, row: usize, filled: usize, positions: usize) {
         let bytes = self.bytes((filled + AHEAD).min(positions));
-        if bytes > self.parts.len(row * self.each) && bytes > self.asked[row] {
+        if bytes > self.first(row).len() as u64 && bytes > self.asked[row] {
             self.asked[row] = bytes;
             self.ahead.ask(self.parts(row), bytes);
         }
@@ -224,7 +229,7 @@ impl Growth {
     /// in its place finds it.
     pub(crate) fn end(&mut self, stream: &Stream, row: usize) -> Result<()> {
         self.asked[row] = 0;
-        self.parts.shrink(stream, self.parts(row), 0)
+        self.parts.parts(self.parts(row)).shrink(stream, 0)
     }
 
     /// Waits for what is taken ahead.
@@ -234,8 +239,8 @@ impl Growth {
     }
 
     pub(crate) fn cache_bytes(&self) -> CacheBytes {
-        let most = self.parts.most() * self.parts.count() as u64;
-        let shared = |part| self.parts.shared(part).min(self.parts.len(part));
+        let most = (self.parts.most() * self.parts.count()) as u64;
+        let shared = |part| self.parts.parts(part..part + 1).shared() as u64;
         let shared = (0..self.parts.count()).map(shared).sum();
         CacheBytes { committed: self.parts.committed(), shared, most }
     }
@@ -254,13 +259,13 @@ enum Job {
 }
 
 impl Ahead {
-    fn new(parts: GrowingParts) -> Result<Self> {
+    fn new(parts: Growing<u8>) -> Result<Self> {
         let (jobs, todo) = channel();
         let run = move || {
             for job in todo {
                 match job {
                     // Without memory the step itself says so, if it still needs it.
-                    Job::Prepare(range, bytes) => drop(parts.prepare(range, bytes)),
+                    Job::Prepare(range, bytes) => drop(parts.parts(range).prepare(bytes as usize)),
                     Job::Finished(to) => drop(to.send(())),
                 }
             }

@@ -144,7 +144,7 @@ impl Decoder {
     /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let root = leasehold_tiny_python::FOLDER;
+    /// # let root = leasehold_llama::demo_model::FOLDER;
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::random(&config, DType::Bf16, 1)?;
     /// let runtime = Runtime::open(DeviceId::cpu(0))?;

@@ -38,6 +38,8 @@ mod caches;
 mod config;
 mod count;
 mod decoder;
+#[cfg(feature = "demo-model")]
+pub mod demo_model;
 mod fields;
 mod files;
 mod generate;

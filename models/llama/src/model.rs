@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::parallel::{Cut, Part, Registered};
 use crate::weights::{self, Weights};
 use leasehold::backend::sync::{RwLock, RwLockReadGuard};
-use leasehold::suspend::{Contents, SuspendablePool, SuspendableStats};
+use leasehold::pool::{Contents, Pool, PoolKind, PoolUsage};
 use leasehold::{Buffer, Error, Lease, Name, Protection, Result, Runtime, View};
 use leasehold_collective::Comm;
 use leasehold_operators::kernels::cpu::rope;
@@ -76,7 +76,7 @@ pub(crate) struct Parts {
     pub(crate) head: Tensor,
     activations: DType,
     /// The pool of the weights, if they can be suspended.
-    pool: Option<SuspendablePool>,
+    pool: Option<Pool>,
     /// Steps share it; a suspension and a resumption take it alone. So none comes in the middle of
     /// a step.
     steps: RwLock<()>,
@@ -92,7 +92,7 @@ fn dim(n: usize, what: &str) -> Result<u32> {
 /// Transfers weights to the device.
 struct Loader<'a> {
     runtime: &'a Runtime,
-    pool: Option<&'a SuspendablePool>,
+    pool: Option<&'a Pool>,
     library: &'a Library,
     weights: &'a Weights,
     config: &'a Config,
@@ -229,7 +229,7 @@ impl Loader<'_> {
 struct Place<'a> {
     runtime: &'a Runtime,
     /// A pool for the weights.
-    pool: Option<SuspendablePool>,
+    pool: Option<Pool>,
     /// The ranks among which the model is divided.
     comm: Option<&'a Comm>,
 }
@@ -264,7 +264,7 @@ impl Model {
     /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let root = leasehold_tiny_python::FOLDER;
+    /// # let root = leasehold_llama::demo_model::FOLDER;
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::random(&config, DType::Bf16, 1)?;
     /// let runtime = Runtime::open(DeviceId::cpu(0))?;
@@ -284,7 +284,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`load`](Self::load); `Unsupported` on a device without virtual memory, as
-    /// [`SuspendablePool::new`].
+    /// [`Pool::new`].
     pub fn load_suspendable(
         runtime: &Runtime,
         config: &Config,
@@ -292,7 +292,7 @@ impl Model {
         activations: DType,
         progress: Progress<'_>,
     ) -> Result<Model> {
-        let pool = SuspendablePool::new(runtime, "weights")?;
+        let pool = Pool::new(runtime, "weights", PoolKind::Suspendable)?;
         Self::load_to(
             Place { runtime, pool: Some(pool), comm: None },
             config,
@@ -327,7 +327,7 @@ impl Model {
     /// }
     ///
     /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    /// # let root = leasehold_tiny_python::FOLDER;
+    /// # let root = leasehold_llama::demo_model::FOLDER;
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::read_dir(root.as_ref(), &config)?;
     /// let (config, weights) = (&config, &weights);
@@ -486,7 +486,7 @@ impl Model {
         self.parts.activations
     }
 
-    fn pool(&self) -> Result<&SuspendablePool> {
+    fn pool(&self) -> Result<&Pool> {
         self.parts.pool.as_ref().ok_or_else(|| {
             Error::Unsupported(
                 "the model was not loaded to be suspended; load it by Model::load_suspendable"
@@ -504,7 +504,7 @@ impl Model {
     /// `Suspended`, before anything of it is computed.
     ///
     /// # Errors
-    /// `Unsupported` for a model of [`load`](Self::load); as [`SuspendablePool::suspend`].
+    /// `Unsupported` for a model of [`load`](Self::load); as [`Pool::suspend`].
     pub fn suspend(&self) -> Result<u64> {
         let pool = self.pool()?;
         let _alone = self.parts.steps.write();
@@ -514,7 +514,7 @@ impl Model {
     /// Takes device memory for the weights again. Blocks until they are there.
     ///
     /// # Errors
-    /// `Unsupported` for a model of [`load`](Self::load); as [`SuspendablePool::resume`]: without
+    /// `Unsupported` for a model of [`load`](Self::load); as [`Pool::resume`]: without
     /// memory the model stays suspended, and the call may be repeated.
     pub fn resume(&self) -> Result<()> {
         let pool = self.pool()?;
@@ -525,13 +525,13 @@ impl Model {
     /// Returns whether the weights are away.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
-        self.parts.pool.as_ref().is_some_and(SuspendablePool::is_suspended)
+        self.parts.pool.as_ref().is_some_and(Pool::is_suspended)
     }
 
     /// The memory of the weights in numbers; `None` for a model of [`load`](Self::load).
     #[must_use]
-    pub fn weights_stats(&self) -> Option<SuspendableStats> {
-        self.parts.pool.as_ref().map(SuspendablePool::stats)
+    pub fn weights_stats(&self) -> Option<PoolUsage> {
+        self.parts.pool.as_ref().map(Pool::stats)
     }
 
     /// Keeps the weights on the device for a step.

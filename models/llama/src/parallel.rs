@@ -11,7 +11,7 @@
 use crate::config::Config;
 use crate::weights::{self, Weights};
 use half::bf16;
-use leasehold::{Buffer, Error, GraphOperator, Lease, Name, Result, ShareablePool, Stream, View};
+use leasehold::{Buffer, Error, GraphOperator, Lease, Name, Pool, PoolKind, Result, Stream, View};
 use leasehold_collective::{Comm, Reduce, Registration};
 use leasehold_operators::{DType, Operator, Tensor};
 use std::ops::Range;
@@ -199,7 +199,7 @@ const MOST_REGISTERED: u64 = 64 << 10;
 /// use the library's windows. Sums of two ranks are the same to the bit in windows and elsewhere.
 /// Those of more ranks are not, so they have no such memory.
 pub(crate) struct Registered {
-    pool: ShareablePool,
+    pool: Pool,
     dtype: DType,
     /// A block that keeps the pool's segment.
     _keep: Lease<Buffer>,
@@ -212,7 +212,7 @@ impl Registered {
         if comm.size() != 2 {
             return Ok(None);
         }
-        let made = ShareablePool::new(comm.runtime(), "activations").and_then(|pool| {
+        let made = Pool::new(comm.runtime(), "activations", PoolKind::Shareable).and_then(|pool| {
             let keep = pool.alloc(MOST_REGISTERED)?;
             let registration = comm.register(&pool)?;
             Ok(Self { pool, dtype, _keep: keep, _registration: registration })

@@ -36,7 +36,7 @@ static GLOBAL: Counting = Counting;
 
 #[test]
 fn a_steady_token_allocates_nothing() {
-    let dir = Path::new(leasehold_tiny_python::FOLDER);
+    let dir = Path::new(leasehold_llama::demo_model::FOLDER);
     let config = Config::from_dir(dir).unwrap();
     // SAFETY: a model of the repository, which no test changes.
     let weights = unsafe { Weights::from_dir(dir, &config) }.unwrap();

@@ -4,7 +4,7 @@ use crate::kernels::cpu::cache::CacheLayout;
 use crate::ops::Heads;
 use crate::part::BufferPart;
 use crate::tensor::DType;
-use leasehold::{Error, GrowingParts, Result, View};
+use leasehold::{Error, Growing, Result, View};
 
 /// The key and value caches of a layer, of one sequence or of several.
 #[derive(Debug, Clone)]
@@ -35,12 +35,12 @@ impl Cache {
     /// distance between parts than theirs.
     pub fn growing(
         heads: Heads,
-        parts: &GrowingParts,
+        parts: &Growing<u8>,
         layout: CacheLayout,
         dtype: DType,
     ) -> Result<Self> {
         let head = u64::from(heads.head_dim) * dtype.bytes() as u64;
-        if u64::from(layout.part) * head != parts.most() {
+        if u64::from(layout.part) * head != parts.most() as u64 {
             return Err(Error::invalid(format!(
                 "parts of {} bytes for a layout of {} heads of {head} bytes a part; give both one size",
                 parts.most(),
@@ -53,7 +53,7 @@ impl Cache {
         Ok(Self {
             keys: parts.clone().into(),
             values: None,
-            limits: Some(parts.limits().view().into()),
+            limits: Some(parts.limit().view().into()),
             dtype,
             layout: CacheLayout { limits, ..layout },
         })

@@ -1,13 +1,11 @@
 //! Parts of buffers that an operator holds.
 
-use leasehold::{
-    Access, Array, Buffer, BufferView, Error, GrowingParts, Lease, Operand, Result, View,
-};
+use leasehold::{Access, Array, Buffer, BufferView, Error, Growing, Lease, Operand, Result, View};
 
 /// A part of a buffer, with a lease on the buffer. Clones share the memory.
 ///
 /// Made from whatever is a [`View`]: a buffer, an array, a [`Tensor`](crate::Tensor), a part of one
-/// of them. It begins and ends where the view does. Or all of [`GrowingParts`], which kernels that
+/// of them. It begins and ends where the view does. Or all of [`Growing<u8>`], which kernels that
 /// keep to their limits bind as one.
 ///
 /// ```
@@ -34,7 +32,7 @@ pub struct BufferPart {
 enum Memory {
     Buffer(Lease<Buffer>),
     /// All of them, or no byte.
-    Growing(GrowingParts),
+    Growing(Growing<u8>),
 }
 
 impl BufferPart {
@@ -96,9 +94,9 @@ impl From<BufferView<'_>> for BufferPart {
     }
 }
 
-impl From<GrowingParts> for BufferPart {
-    fn from(parts: GrowingParts) -> Self {
-        let len = parts.most() * parts.count() as u64;
+impl From<Growing<u8>> for BufferPart {
+    fn from(parts: Growing<u8>) -> Self {
+        let len = (parts.most() * parts.count()) as u64;
         Self { memory: Memory::Growing(parts), offset: 0, len }
     }
 }

@@ -61,7 +61,7 @@ fn main() -> Done<()> {
         return template::render_task();
     }
     let (folder, name) = match a.model {
-        None => (leasehold_tiny_python::FOLDER.into(), "tiny-python".to_owned()),
+        None => (leasehold_llama::demo_model::FOLDER.into(), "demo-model".to_owned()),
         Some(dir) => {
             let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             (dir, name)

@@ -150,7 +150,8 @@ fn random(state: &mut u64) -> usize {
 fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     let drivers = Arc::new(Mutex::new(Drivers::default()));
     let engine = engine(drivers.clone());
-    let tokenizer = Tokenizer::from_slice(leasehold_tiny_python::TOKENIZER, "bundled").unwrap();
+    let tokenizer =
+        Tokenizer::from_slice(leasehold_llama::demo_model::TOKENIZER, "bundled").unwrap();
     let ((say, address), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
     let server = thread::spawn(move || {
         let ready = move |address| say.send(address).unwrap();

@@ -109,7 +109,7 @@ fn fields_that_ask_for_nothing_pass_and_others_are_refused_by_name() {
     let server = Server::start(&[]);
     let common = json!({"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
         "user": "a", "logprobs": null, "store": false, "metadata": {"a": "b"}, "tools": null,
-        "stream_options": null, "service_tier": "auto", "model": "tiny-python"});
+        "stream_options": null, "service_tier": "auto", "model": "demo-model"});
     let text = json!({"best_of": 1, "echo": false, "suffix": null, "tools": [], "min_tokens": 0,
         "skip_special_tokens": true, "include_stop_str_in_output": false});
     let chat = json!({"logprobs": false, "top_logprobs": null, "tool_choice": "auto", "tools": [],
@@ -307,7 +307,7 @@ fn log_probabilities_are_those_of_the_tokens() {
 /// The bundled model with another template.
 fn with_template(template: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let bundled = Path::new(leasehold_tiny_python::FOLDER);
+    let bundled = Path::new(leasehold_llama::demo_model::FOLDER);
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         std::os::unix::fs::symlink(bundled.join(name), dir.path().join(name)).unwrap();
     }

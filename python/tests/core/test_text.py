@@ -1,4 +1,4 @@
-"""Models, texts and operators: on the CPU, with the model of `models/tiny-python`."""
+"""Models, texts and operators: on the CPU, with the model of `models/llama/demo-model`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import leasehold
 from leasehold import ops
 
-TINY = pathlib.Path(__file__).parents[3] / "models/tiny-python/model"
+TINY = pathlib.Path(__file__).parents[3] / "models/llama/demo-model"
 PROMPT = "def read_lines(path):\n    "
 
 

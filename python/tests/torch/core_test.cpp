@@ -267,13 +267,19 @@ size_t play(const std::vector<Event> &events, bool blocks) {
         case Event::Alloc:
             expect(!blocks || inside(mapped, at, event.bytes) || inside(whole, at, event.bytes),
                    "a block without memory");
-            break;
+            expect(live.emplace(at, event.bytes).second || !blocks, "a block began twice");
+            continue;
+        case Event::FreeCompleted:
+            expect(live.erase(at) == 1 || !blocks, "an unknown block ended");
+            continue;
         default:
             continue;
         }
-        segments += event.kind != Event::Alloc;
+        ++segments;
     }
     for (const Seen &seen : memory->walk()) {
+        expect(!blocks || live.count(seen.address) == seen.live,
+               "the history tells of other blocks");
         expect(inside(seen.expandable ? mapped : whole, seen.segment, seen.segment_bytes),
                "a segment that the history does not know");
     }

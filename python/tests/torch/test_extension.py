@@ -1,49 +1,28 @@
 """The extension over a simulated device: PyTorch's interface without CUDA."""
 
-import ctypes
 import importlib.util
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 
-from common import HAS_TORCH, simulated
-
-MIB = 1 << 20
+from common import HERE, MIB, Simulated, run_python, simulated
 
 
 def memory_viz():
     """The check of snapshots in `ci`."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = os.path.join(here, "..", "..", "..", "ci", "memory_viz.py")
+    path = os.path.join(HERE, "..", "..", "..", "ci", "memory_viz.py")
     spec = importlib.util.spec_from_file_location("memory_viz", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
-class Extension(unittest.TestCase):
+class Extension(Simulated):
     @classmethod
     def setUpClass(cls):
-        library = simulated()
-        import torch
-        from leasehold.torch import _build
-
-        if torch.version.cuda is None:
-            raise unittest.SkipTest("this PyTorch has no CUDA")
-        try:
-            cls.extension = _build.load()
-            cls.t = cls.extension.testing
-        except _build.BuildError as error:
-            raise unittest.SkipTest(str(error))
-        cls.t.simulate(library, 64 * MIB)
-        stream = ctypes.c_size_t()
-        device = ctypes.c_uint64(cls.t.device())
-        for kind in (1, 0):  # the legacy default stream, and one more
-            ctypes.CDLL(library).leasehold_sim_stream(device, kind, ctypes.byref(stream))
-        cls.side = stream.value
+        super().setUpClass()
+        cls.stream(1)
+        cls.side = cls.stream()
 
     def test_statistics(self):
         t = self.t
@@ -60,7 +39,7 @@ class Extension(unittest.TestCase):
         t.reset_peaks()
         self.assertEqual(t.statistics()["allocated_bytes"]["all"][1], 0)
         t.empty_cache()
-        self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+        self.assertEqual(self.reserved(), 0)
         with self.assertRaisesRegex(RuntimeError, "freed twice"):
             t.raw_delete(a)
 
@@ -73,12 +52,10 @@ class Extension(unittest.TestCase):
             with open(compiler, "w") as file:
                 file.write('#!/bin/sh\nexec %s "$@" -static-libstdc++\n' % os.environ.get("CXX", "g++"))
             os.chmod(compiler, 0o755)
-            environment = {**os.environ, "CXX": compiler, "LEASEHOLD_TORCH_CACHE": os.path.join(folder, "static")}
             tests = ["Extension.test_statistics", "Extension.test_out_of_memory"]
-            done = subprocess.run([sys.executable, os.path.abspath(__file__), *tests], env=environment, text=True,
-                                  timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertNotIn("skipped", done.stdout)
+            said = run_python(self, os.path.abspath(__file__), *tests, CXX=compiler,
+                              LEASEHOLD_TORCH_CACHE=os.path.join(folder, "static"))
+        self.assertNotIn("skipped", said)
 
     def test_out_of_memory(self):
         import torch
@@ -105,11 +82,7 @@ class Extension(unittest.TestCase):
 
     def test_shared_block(self):
         """A block is the same memory in two processes, whose allocators are shareable."""
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "share_program.py")
-        done = subprocess.run([sys.executable, program, simulated()], text=True, timeout=300,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("ok: shared", done.stdout)
+        self.assertIn("ok: shared", run_python(self, os.path.join(HERE, "share_program.py"), simulated()))
 
     def test_pools(self):
         t, pool = self.t, (0, 5)
@@ -133,7 +106,7 @@ class Extension(unittest.TestCase):
         t.release_pool(pool)
         t.empty_cache()
         self.assertEqual(t.pool_uses(pool), 0)
-        self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+        self.assertEqual(self.reserved(), 0)
 
     def test_pools_of_one_graph(self):
         """`use_mem_pool` within a capture: PyTorch 2.14 begins a pool while the graph's takes memory."""
@@ -155,7 +128,7 @@ class Extension(unittest.TestCase):
         for pool in (inner, graph):
             t.release_pool(pool)
         t.empty_cache()
-        self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+        self.assertEqual(self.reserved(), 0)
 
     def test_region(self):
         t, pool = self.t, (0, 6)
@@ -164,11 +137,11 @@ class Extension(unittest.TestCase):
         t.begin_pool(pool, 0)
         blocks = [t.raw_alloc(size, 0) for size in (1000, 20 * MIB)]
         t.end_pool(pool)
-        reserved = t.statistics()["reserved_bytes"]["all"][0]
+        reserved = self.reserved()
         for keep in (True, False):
             freed = region.suspend(keep)
             self.assertGreaterEqual(freed, 20 * MIB)
-            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved - freed)
+            self.assertEqual(self.reserved(), reserved - freed)
             with self.assertRaisesRegex(RuntimeError, "suspended already"):
                 region.suspend(keep)
             # Others have the memory meanwhile.
@@ -179,7 +152,7 @@ class Extension(unittest.TestCase):
             t.raw_delete(guest)
             t.empty_cache()
             region.resume()
-            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved)
+            self.assertEqual(self.reserved(), reserved)
         with self.assertRaisesRegex(RuntimeError, "is not suspended"):
             region.resume()
         for block in blocks:

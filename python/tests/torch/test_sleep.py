@@ -9,11 +9,9 @@ import unittest
 from unittest import mock
 
 import engine_types
-from common import HAS_TORCH, simulated
+from common import MIB, Simulated
 from leasehold import _sleep
 from leasehold._errors import InvalidArgumentError, InvalidStateError
-
-MIB = 1 << 20
 
 
 class Model:
@@ -261,20 +259,11 @@ class Interfaces(unittest.TestCase):
             self.assertTrue(saver.enabled)
 
 
-@unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
-class Extension(unittest.TestCase):
+class Extension(Simulated):
     """The same over the extension's regions, on a simulated device."""
 
     def test_cycles_give_all_memory_back_and_do_not_grow(self):
-        library = simulated()
-        from leasehold.torch import _build
-
-        try:
-            extension = _build.load()
-        except _build.BuildError as error:
-            self.skipTest(str(error))
-        t = extension.testing
-        t.simulate(library, 64 * MIB)
+        extension, t = self.extension, self.t
         regions, ids = {}, {}
 
         class Regions:
@@ -297,11 +286,11 @@ class Extension(unittest.TestCase):
         for tag, size in (("weights", 12 * MIB), ("kv_cache", 20 * MIB)):
             with tags.use(tag):
                 blocks.append(t.raw_alloc(size, 0))
-        reserved = t.statistics()["reserved_bytes"]["all"][0]
+        reserved = self.reserved()
         for cycle in range(20):
             freed = tags.sleep({"weights": True, "kv_cache": False})
             self.assertGreaterEqual(freed, 32 * MIB)
-            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved - freed)
+            self.assertEqual(self.reserved(), reserved - freed)
             # Room for one of them alone: neither wakes.
             guest = t.raw_alloc(40 * MIB, 0)
             with self.assertRaisesRegex(RuntimeError, "out of memory"):
@@ -310,7 +299,7 @@ class Extension(unittest.TestCase):
             t.raw_delete(guest)
             t.empty_cache()
             tags.wake()
-            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved)
+            self.assertEqual(self.reserved(), reserved)
         for block in blocks:
             t.raw_delete(block)
         for pool in ids.values():

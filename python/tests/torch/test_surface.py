@@ -5,48 +5,21 @@ Most tests run over a simulated device. Those of `OnDevice` need a GPU.
 
 import ctypes
 import os
-import subprocess
-import sys
 import time
 import unittest
 import warnings
 from unittest import mock
 
-from common import HAS_TORCH, simulated
-
-MIB = 1 << 20
+from common import HAS_TORCH, HERE, MIB, Simulated, run_python, simulated
 
 
-@unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
-class ExtensionSurface(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        library = simulated()
-        import torch
-        from leasehold.torch import _build
-
-        if torch.version.cuda is None:
-            raise unittest.SkipTest("this PyTorch has no CUDA")
-        try:
-            cls.extension = _build.load()
-            cls.t = cls.extension.testing
-        except _build.BuildError as error:
-            raise unittest.SkipTest(str(error))
-        cls.t.simulate(library, 64 * MIB)
-        cls.lib = ctypes.CDLL(library)
-        cls.device = ctypes.c_uint64(cls.t.device())
-
+class ExtensionSurface(Simulated):
     def setUp(self):
         import torch
 
         self.snapshot = torch.cuda.memory._snapshot
         self.addCleanup(self.t.empty_cache)
         self.addCleanup(self.t.record_history, False, 1)
-
-    def stream(self):
-        found = ctypes.c_size_t()
-        self.assertEqual(self.lib.leasehold_sim_stream(self.device, 0, ctypes.byref(found)), 0)
-        return found.value
 
     def events(self, *actions):
         return [e for e in self.snapshot()["device_traces"][0] if e["action"] in actions]
@@ -108,7 +81,7 @@ class ExtensionSurface(unittest.TestCase):
         import torch
 
         t, pool = self.t, (0, 40)
-        t.record_history(True, 1000, contexts=True)
+        t.record_history(True, 1000, context="all")
         t.begin_pool(pool, 0)
         inside = t.raw_alloc(3 * MIB, 0)
         t.end_pool(pool)
@@ -124,6 +97,85 @@ class ExtensionSurface(unittest.TestCase):
         self.assertEqual({e["action"] for e in found}, set(actions))
         for event in found:
             self.assertIn("test_places_of_events", [f["name"] for f in event["frames"]], event["action"])
+
+    def takes(self, bytes):
+        return self.t.raw_alloc(bytes, 0)
+
+    def gives(self, block):
+        self.t.raw_delete(block)
+
+    def empties(self):
+        self.t.empty_cache()
+
+    def places(self, context):
+        """Which of the functions above each event of a block and of its segment names."""
+        self.t.record_history(True, 1000, context=context)
+        self.gives(self.takes(MIB))
+        self.empties()
+        found = {}
+        for event in self.snapshot()["device_traces"][0]:
+            names = {f["name"] for f in event.get("frames", [])} & {"takes", "gives", "empties"}
+            found.setdefault(event["action"], names)
+        self.t.record_history(False, 1)
+        return found
+
+    def test_places_of_each_context(self):
+        block = ("alloc", "free_requested", "free_completed", "segment_map", "segment_unmap")
+        self.assertEqual(self.places("state"), dict.fromkeys(block, set()))
+        # An end has the place of its beginning, if its own is not recorded.
+        self.assertEqual(self.places("alloc"), dict.fromkeys(block, {"takes"}))
+        self.assertEqual(self.places("all"), {
+            "alloc": {"takes"}, "segment_map": {"takes"}, "free_requested": {"gives"}, "free_completed": {"gives"},
+            "segment_unmap": {"empties"}})
+
+    def test_memory_that_stays_has_no_event(self):
+        # A block of any size keeps the memory around it. PyTorch's test_memory_plots_free_segment_stack expects an
+        # event of empty_cache, and finds none while such a block lives.
+        other = self.t.raw_alloc(16, 0)
+        found = self.places("all")
+        self.assertEqual({"segment_map", "segment_unmap"} & set(found), set())
+        self.t.raw_delete(other)
+        self.empties()
+        self.assertEqual(self.places("all")["segment_unmap"], {"empties"})
+
+    def test_places_outlive_a_new_beginning(self):
+        self.t.record_history(True, 1000, context="all")
+        block = self.takes(MIB)
+        self.t.record_history(True, 1000, context="alloc")
+        seen = self.snapshot()
+        self.assertEqual(seen["device_traces"][0], [])
+        segment, live = next((s, b) for s in seen["segments"] for b in s["blocks"] if b["address"] == block)
+        for frames in (segment["frames"], live["frames"]):
+            self.assertIn("takes", [f["name"] for f in frames])
+        self.gives(block)
+        self.empties()
+        for event in self.events("free_requested", "free_completed", "segment_unmap"):
+            self.assertIn("takes", [f["name"] for f in event["frames"]], event["action"])
+
+    def test_a_snapshot_is_an_event_of_the_next_one(self):
+        self.t.record_history(True, 1000)
+        block = self.t.raw_alloc(3 * MIB, 0)
+        self.assertEqual(self.events("snapshot"), [])
+        self.t.raw_delete(block)
+        first, = self.events("snapshot")
+        self.assertEqual((first["size"], "frames" in first), (3 * MIB, False))
+        self.assertEqual([e["size"] for e in self.events("snapshot")], [3 * MIB, 0])
+
+    def test_a_restored_state_is_in_the_history(self):
+        t, pool = self.t, (0, 45)
+        t.record_history(True, 1000, context="all")
+        t.begin_pool(pool, 0)
+        kept, later = self.takes(MIB), self.takes(2 * MIB)
+        t.end_pool(pool)
+        t.raw_delete(later)
+        state = t.checkpoint(pool)
+        t.raw_delete(kept)
+        t.restore(state)
+        told = [(e["action"], e["size"]) for e in self.events("alloc", "free_completed")]
+        self.assertEqual(told, [("alloc", MIB), ("alloc", 2 * MIB), ("free_completed", 2 * MIB),
+                                ("free_completed", MIB), ("alloc", MIB)])
+        t.raw_delete(kept)
+        t.release_pool(pool)
 
     # ---- profiler and hooks
 
@@ -159,10 +211,7 @@ at, held = t.allocate(1000)
 del held
 assert seen[2:] == [("alloc", at), ("free", at)], seen
 """
-        here = os.path.dirname(os.path.abspath(__file__))
-        done = subprocess.run([sys.executable, "-c", program, here, simulated()], timeout=300, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        run_python(self, "-c", program, HERE, simulated())
 
     # ---- out of memory
 
@@ -214,9 +263,6 @@ assert seen[2:] == [("alloc", at), ("free", at)], seen
             t.release_pool(ended)
 
     # ---- limits and pools
-
-    def reserved(self):
-        return self.t.statistics()["reserved_bytes"]["all"][0]
 
     def test_a_limit_counts_pools_with_an_allocator_of_their_own(self):
         import torch
@@ -302,10 +348,7 @@ class OnDevice(unittest.TestCase):
 
     def run_program(self, program, **environment):
         program = "import torch, leasehold.torch\nleasehold.torch.enable()\n" + program
-        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, timeout=300,
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        return done.stdout
+        return run_python(self, "-c", program, **environment)
 
     def test_a_failure_in_a_capture(self):
         self.run_program("""

@@ -1,5 +1,5 @@
 //! Tools that measure and test the allocator core: workloads, recorded traces and their replay,
-//! emulations of other allocators, memory without a device, and streams without work.
+//! memory without a device, and streams without work.
 //!
 //! It uses the allocator through its public API alone, and no program that only wants memory needs
 //! it.
@@ -8,8 +8,7 @@
 //! - [`trace`]: traces of real programs, read from files, also from PyTorch's snapshots.
 //! - [`memory_viz`]: snapshots for PyTorch's viewer of allocators, of `leasehold-report`.
 //! - [`replay`]: a trace played against an allocator, and what it cost.
-//! - [`peers`]: emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's
-//!   heap.
+//! - `system`: [`System`]: the process's own heap, as a peer.
 //! - `fake`: [`FakeBacking`]: addresses without memory, faults on demand, a check of its caller.
 //! - `virtual_stream`: [`VirtualStream`]: work that is over when somebody says so.
 //!
@@ -17,8 +16,9 @@
 #![cfg(not(loom))]
 
 mod fake;
-pub mod peers;
+mod pickle;
 pub mod replay;
+mod system;
 mod torch_snapshot;
 pub mod trace;
 mod virtual_stream;
@@ -27,4 +27,5 @@ pub mod workload;
 pub use leasehold_report::memory_viz;
 
 pub use fake::{Call, FakeBacking, Fault};
+pub use system::System;
 pub use virtual_stream::{VirtualStream, pass};

@@ -1,12 +1,14 @@
-//! Replays a trace against an allocator, this one or a peer, and reports what it cost.
+//! Replays a trace against this allocator or the process's heap, and reports what it cost.
 //!
 //! The trace's streams become streams whose epochs complete a fixed number of operations later
 //! (`lag`), so that readiness is deterministic and needs no device. Replaying on a virtual device
 //! ([`FakeBacking`]) maps nothing.
 
 use crate::fake::FakeBacking;
+use crate::system::System;
 use crate::trace::{Event, Trace};
 use crate::virtual_stream::{VirtualStream, pass};
+use crate::workload::Subject;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, Snapshot};
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +24,6 @@ pub enum Player {
     /// Leasehold's.
     #[default]
     Own,
-    /// Best fit over one growing range, blind to streams.
-    BestFit,
-    /// The emulation of PyTorch's caching allocator.
-    TorchLike,
     /// The process's own heap, whatever the device.
     System,
 }
@@ -171,9 +169,7 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     let budget = budget(trace, options, &*backing)?;
     match options.player {
         Player::Own => play(trace, options, &Own::new(backing, options, budget, 0)?),
-        Player::BestFit => play(trace, options, &crate::peers::BestFit::new(backing, budget)?),
-        Player::TorchLike => play(trace, options, &crate::peers::TorchLike::new(backing, budget)),
-        Player::System => play(trace, options, &crate::peers::System::counting(budget)),
+        Player::System => play(trace, options, &System::counting(budget)),
     }
 }
 
@@ -314,46 +310,30 @@ impl Plays for Own {
     }
 }
 
-mod peers {
-    use super::*;
-    use crate::peers::{BestFit, Figures, System, TorchLike};
-    use crate::workload::Subject;
+impl Plays for System {
+    type Block = <System as Subject>::Block;
+    type Stream = ();
 
-    fn cost(f: Figures) -> (u64, u64, u64, u64) {
-        (f.reserved_peak, f.driver_calls, f.remaps, f.host_waits)
+    fn stream(&self) -> Result<()> {
+        Ok(())
     }
 
-    macro_rules! plays {
-        ($($peer:ty, $stream:ty, |$on:ident| $submit:expr;)*) => {$(
-            impl Plays for $peer {
-                type Block = <$peer as Subject>::Block;
-                type Stream = $stream;
-
-                fn stream(&self) -> Result<$stream> {
-                    Subject::stream(self)
-                }
-                fn submit(&self, $on: &$stream) -> Result<Option<Timepoint>> {
-                    $submit
-                }
-                #[inline]
-                fn alloc(&self, on: &$stream, size: u64, _: Option<Timepoint>) -> Result<Option<Self::Block>> {
-                    Ok(Subject::alloc(self, on, size))
-                }
-                #[inline]
-                fn free(&self, on: &$stream, block: Self::Block, _: Option<Timepoint>) {
-                    Subject::free(self, on, block);
-                }
-                fn cost(&self) -> (u64, u64, u64, u64) {
-                    cost(self.figures())
-                }
-            }
-        )*};
+    fn submit(&self, (): &()) -> Result<Option<Timepoint>> {
+        Ok(None)
     }
 
-    plays! {
-        BestFit, VirtualStream, |on| on.submit().map(Some);
-        TorchLike, VirtualStream, |on| on.submit().map(Some);
-        System, (), |_on| Ok(None);
+    #[inline]
+    fn alloc(&self, on: &(), size: u64, _: Option<Timepoint>) -> Result<Option<Self::Block>> {
+        Ok(Subject::alloc(self, on, size))
+    }
+
+    #[inline]
+    fn free(&self, on: &(), block: Self::Block, _: Option<Timepoint>) {
+        Subject::free(self, on, block);
+    }
+
+    fn cost(&self) -> (u64, u64, u64, u64) {
+        (self.reserved_peak(), 0, 0, 0)
     }
 }
 
@@ -668,7 +648,7 @@ impl<'a, P: Plays> Playback<'a, P> {
 }
 
 impl<P: Plays> Drop for Playback<'_, P> {
-    /// A replay that ends early holds blocks that the peers do not take back by themselves.
+    /// A replay that ends early holds blocks that the heap does not take back by itself.
     fn drop(&mut self) {
         self.free_all();
     }

@@ -12,8 +12,8 @@
 //! happened meanwhile is derived: a block that is allocated at the address of a live one was freed
 //! before.
 
+use crate::pickle::{Node, Pickle};
 use crate::trace::{Recorder, Trace};
-use leasehold_input::{Node, Pickle};
 use std::collections::HashMap;
 use std::io::Read;
 

@@ -7,7 +7,7 @@
 //!
 //! Times of calls are processor time of the calling thread, since the ranks share the processors of
 //! one machine. The time until a lost rank is named is elapsed time, and means something only where
-//! the watches have enough processors.
+//! the watchdogs have enough processors.
 
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Mutex};
@@ -252,7 +252,7 @@ fn served(clients: u32) -> Result<f64> {
 
 fn main() -> Result<()> {
     println!(
-        "ranks | made: requests, KiB, ms, own ms a rank | eager us a call | launch ns a call | watch requests/s a rank | lost rank named ms"
+        "ranks | made: requests, KiB, ms, own ms a rank | eager us a call | launch ns a call | watchdog requests/s a rank | lost rank named ms"
     );
     let sizes: Vec<u32> = std::env::args().skip(1).filter_map(|n| n.parse().ok()).collect();
     sizes.into_iter().try_for_each(measure)?;

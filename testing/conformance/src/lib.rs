@@ -122,6 +122,7 @@ mod factory;
 mod filter;
 mod functions;
 mod isolate;
+pub mod model;
 mod ranks;
 mod report;
 mod runner;

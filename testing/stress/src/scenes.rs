@@ -4,7 +4,7 @@ use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Context, DeviceId, Divide, Error, GrowingParts, KernelBase, KernelSession, Lease,
+    Buffer, Context, DeviceId, Divide, Error, Growing, KernelBase, KernelSession, Lease,
     PartitionSize, Result, Runtime, Stream, StreamDesc, View, ops,
 };
 use std::time::Duration;
@@ -368,31 +368,30 @@ fn parts(runtime: &Runtime) -> std::result::Result<(), String> {
     if !runtime.raw_device().caps().growing {
         return Ok(());
     }
-    let most = 2 * runtime.allocator().caps().granule;
+    let most = 2 * runtime.allocator().caps().granule as usize;
     let streams = [runtime.create_stream().map_err(said)?, runtime.create_stream().map_err(said)?];
     // Not the default stream of the program, which may be held.
     let runtime = streams[0].runtime();
-    let parts = GrowingParts::new(&runtime, PARTS, most).map_err(said)?;
+    let parts = Growing::<u8>::with_parts(&runtime, PARTS, most).map_err(said)?;
     let mut lengths = [0; PARTS];
-    for round in 0..12u64 {
-        let (from, stream) = (round as usize % PARTS, &streams[round as usize % 2]);
+    for round in 0..12 {
+        let (from, stream) = (round % PARTS, &streams[round % 2]);
         let (range, bytes) = (from..PARTS.min(from + 3), (most * (round * 7 % 11) / 10) & !3);
         if round % 3 == 2 {
-            parts.shrink(stream, range.clone(), bytes).map_err(said)?;
+            parts.parts(range.clone()).shrink(stream, bytes).map_err(said)?;
             lengths[range].iter_mut().for_each(|len| *len = bytes.min(*len));
         } else {
             let bytes = bytes.min(most);
-            parts.grow(stream, range.clone(), bytes).map_err(said)?;
+            parts.parts(range.clone()).grow(stream, bytes).map_err(said)?;
             lengths[range].iter_mut().for_each(|len| *len = bytes.max(*len));
         }
         if round % 5 == 4 {
             runtime.allocator().trim(0).map_err(said)?;
         }
-        let mut limits = vec![0u64; parts.limits().view().len() as usize / 8];
-        streams[round as usize / 2 % 2]
-            .download(&mut limits, parts.limits().view())
-            .map_err(said)?;
-        if limits[..PARTS] != lengths || (0..PARTS).any(|part| parts.len(part) != lengths[part]) {
+        let mut limits = vec![0u64; parts.limit().view().len() as usize / 8];
+        streams[round / 2 % 2].download(&mut limits, parts.limit().view()).map_err(said)?;
+        let found: [_; PARTS] = std::array::from_fn(|part| parts.parts(part..part + 1).len());
+        if limits[..PARTS] != lengths.map(|len| len as u64) || found != lengths {
             return Err(format!(
                 "round {round}: parts of {lengths:?} bytes have the limits {limits:?}, {parts:?}"
             ));

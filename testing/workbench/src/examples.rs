@@ -15,7 +15,7 @@ pub(crate) const REPLAY: &str = "\
 Examples:
   leasehold-workbench replay trace.csv.gz                             costs and memory of a trace
   leasehold-workbench replay snapshot.pickle --find-min-budget        the least memory for PyTorch's history
-  leasehold-workbench replay trace.csv.gz --peer torch-like           the same beside another allocator
+  leasehold-workbench replay trace.csv.gz --peer system               the same on the process's heap
   leasehold-workbench replay trace.csv.gz --report memory.html        a page about the memory";
 
 pub(crate) const BENCH: &str = "\

@@ -346,20 +346,7 @@ impl Run {
                 }
             }
             Op::Buffer { slot, size } => self.buffer(manager, model, slot, size),
-            Op::New(var, what) => {
-                let (object, id) = make();
-                self.vars[var] = (object, id);
-                let addr = object.expose_provenance();
-                // SAFETY: a live block of the arena, with a matching destructor.
-                unsafe {
-                    match what {
-                        What::Struct => manager.register_custom(object, destroy),
-                        What::Tensor => manager.register_tensor(object.cast()),
-                    }
-                }
-                let shape = if what == What::Struct { Shape::Struct } else { Shape::Tensor };
-                model.insert(addr, id, shape);
-            }
+            Op::New(var, what) => self.make(manager, model, var, what),
             Op::NewVec(var) => {
                 let vec = new_vector().cast::<c_void>();
                 self.vars[var] = (vec, 0);
@@ -367,25 +354,7 @@ impl Run {
                 unsafe { manager.register_vec_ptr(vec) };
                 model.insert(vec.expose_provenance(), 0, Shape::Vector(Vec::new()));
             }
-            Op::Push(vec, element) => {
-                let (vec, element) = (self.vars[vec].0, self.vars[element].0);
-                // Only if both are alive in the model: otherwise the program itself would use freed
-                // memory.
-                if !model.objects.contains_key(&element.addr()) {
-                    return;
-                }
-                if let Some(Object { shape: Shape::Vector(elements), .. }) =
-                    model.objects.get_mut(&vec.addr())
-                {
-                    elements.push(element.addr());
-                    // SAFETY: the vector is alive in the model.
-                    unsafe { push(vec.cast(), element) };
-                    manager.acquire_ptr(element);
-                    if let Some(object) = model.objects.get_mut(&element.addr()) {
-                        object.count += 1;
-                    }
-                }
-            }
+            Op::Push(vec, element) => self.push(manager, model, vec, element),
             Op::Register(var) => {
                 manager.register_ptr(self.vars[var].0);
                 model.register(self.vars[var].0.addr());
@@ -416,20 +385,7 @@ impl Run {
                 model.release(addr);
             }
             Op::Assign(from, to) => self.vars[to] = self.vars[from],
-            Op::Use(var) => {
-                let (object, id) = self.vars[var];
-                let alive =
-                    model.objects.get(&object.addr()).is_some_and(|o| o.id == id && id != 0);
-                if alive && !intact(object.addr(), id) {
-                    self.outcome.faults.push(format!("object {id} was destroyed while in use"));
-                }
-                let registered = model.newest(object.addr()).is_some();
-                if manager.is_registered(object) != registered {
-                    self.outcome
-                        .faults
-                        .push(format!("{op:?}: is_registered should be {registered}"));
-                }
-            }
+            Op::Use(var) => self.look(manager, model, var),
             Op::ReleaseUnknown => {
                 if manager.release_ptr(ptr::without_provenance_mut(0x1234_5670)) {
                     self.outcome.faults.push("an unknown address was released".into());
@@ -438,23 +394,76 @@ impl Run {
             Op::Mark(mark) => {
                 self.marks[mark] = (manager.mark(), model.scopes.len(), model.frames.len())
             }
-            Op::Unwind(mark) => {
-                let (value, depth, frames) = self.marks[mark];
-                self.check_buffers(model);
-                manager.unwind(value);
-                let encloses = depth <= model.scopes.len()
-                    && frames <= model.frames.len()
-                    && depth > 0
-                    && (frames == 0 || model.frames[frames - 1].depth < depth)
-                    && model.frames.get(frames).is_none_or(|f| f.depth >= depth);
-                if encloses {
-                    while model.frames.len() > frames {
-                        let frame = model.frames.pop().expect("more than `frames`");
-                        model.close_to(frame.depth);
-                    }
-                    model.close_to(depth);
-                }
+            Op::Unwind(mark) => self.unwind(manager, model, mark),
+        }
+    }
+
+    /// Makes an object and registers it.
+    fn make(&mut self, manager: &MemoryManager, model: &mut Model, var: usize, what: What) {
+        let (object, id) = make();
+        self.vars[var] = (object, id);
+        let addr = object.expose_provenance();
+        // SAFETY: a live block of the arena, with a matching destructor.
+        unsafe {
+            match what {
+                What::Struct => manager.register_custom(object, destroy),
+                What::Tensor => manager.register_tensor(object.cast()),
             }
+        }
+        let shape = if what == What::Struct { Shape::Struct } else { Shape::Tensor };
+        model.insert(addr, id, shape);
+    }
+
+    /// Appends an element to a vector.
+    fn push(&self, manager: &MemoryManager, model: &mut Model, vec: usize, element: usize) {
+        let (vec, element) = (self.vars[vec].0, self.vars[element].0);
+        // Only if both are alive in the model: otherwise the program itself would use freed
+        // memory.
+        if !model.objects.contains_key(&element.addr()) {
+            return;
+        }
+        if let Some(Object { shape: Shape::Vector(elements), .. }) =
+            model.objects.get_mut(&vec.addr())
+        {
+            elements.push(element.addr());
+            // SAFETY: the vector is alive in the model.
+            unsafe { push(vec.cast(), element) };
+            manager.acquire_ptr(element);
+            if let Some(object) = model.objects.get_mut(&element.addr()) {
+                object.count += 1;
+            }
+        }
+    }
+
+    /// Looks at an object, which must be what the model says.
+    fn look(&mut self, manager: &MemoryManager, model: &Model, var: usize) {
+        let (object, id) = self.vars[var];
+        let alive = model.objects.get(&object.addr()).is_some_and(|o| o.id == id && id != 0);
+        if alive && !intact(object.addr(), id) {
+            self.outcome.faults.push(format!("object {id} was destroyed while in use"));
+        }
+        let registered = model.newest(object.addr()).is_some();
+        if manager.is_registered(object) != registered {
+            self.outcome.faults.push(format!("Use({var}): is_registered should be {registered}"));
+        }
+    }
+
+    /// Closes what was opened since a mark, if the mark encloses the present position.
+    fn unwind(&mut self, manager: &MemoryManager, model: &mut Model, mark: usize) {
+        let (value, depth, frames) = self.marks[mark];
+        self.check_buffers(model);
+        manager.unwind(value);
+        let encloses = depth <= model.scopes.len()
+            && frames <= model.frames.len()
+            && depth > 0
+            && (frames == 0 || model.frames[frames - 1].depth < depth)
+            && model.frames.get(frames).is_none_or(|f| f.depth >= depth);
+        if encloses {
+            while model.frames.len() > frames {
+                let frame = model.frames.pop().expect("more than `frames`");
+                model.close_to(frame.depth);
+            }
+            model.close_to(depth);
         }
     }
 

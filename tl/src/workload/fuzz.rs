@@ -123,6 +123,27 @@ extern "C" fn exit_hook(value: u64) {
     call_back();
 }
 
+/// Registers a new struct, and keeps its address for later calls.
+fn make_struct(rng: &mut Rng) {
+    // SAFETY: a new block that only the manager frees.
+    let fresh = unsafe { libc::malloc(1 + rng.below(64) as usize) };
+    let forgotten = STRUCTS.with_borrow_mut(|s| {
+        s.push(fresh.expose_provenance());
+        (s.len() > 128).then(|| s.swap_remove(rng.below(64) as usize))
+    });
+    if let Some(addr) = forgotten {
+        drop_count(addr);
+    }
+    // SAFETY: the block is new, from `malloc`. Names are C strings or long enough.
+    unsafe {
+        match rng.below(3) {
+            0 => tl_mem_register_struct(fresh),
+            1 => tl_mem_register_struct_named(fresh, any_name(rng)),
+            _ => tl_mem_register_struct_sized(fresh, any_name(rng), any_number(rng)),
+        }
+    }
+}
+
 /// One arbitrary call.
 fn call(rng: &mut Rng) {
     let mut text = [0 as c_char; 64];
@@ -144,25 +165,7 @@ fn call(rng: &mut Rng) {
                 }
             }
         }
-        26..30 => {
-            // SAFETY: a new block that only the manager frees.
-            let fresh = unsafe { libc::malloc(1 + rng.below(64) as usize) };
-            let forgotten = STRUCTS.with_borrow_mut(|s| {
-                s.push(fresh.expose_provenance());
-                (s.len() > 128).then(|| s.swap_remove(rng.below(64) as usize))
-            });
-            if let Some(addr) = forgotten {
-                drop_count(addr);
-            }
-            // SAFETY: the block is new, from `malloc`. Names are C strings or long enough.
-            unsafe {
-                match rng.below(3) {
-                    0 => tl_mem_register_struct(fresh),
-                    1 => tl_mem_register_struct_named(fresh, any_name(rng)),
-                    _ => tl_mem_register_struct_sized(fresh, any_name(rng), any_number(rng)),
-                }
-            }
-        }
+        26..30 => make_struct(rng),
         // SAFETY: the destruction of these objects does nothing and may be repeated.
         30..34 => unsafe { tl_mem_register_tensor(object(rng).cast()) },
         // SAFETY: the destruction of these objects does nothing and may be repeated.

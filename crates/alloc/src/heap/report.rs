@@ -1,17 +1,17 @@
 //! Reports on the heap's contents, and the check of its consistency. Both change nothing.
 
-use super::{Heap, Lane, ahead};
+use super::{FreeList, Heap, ahead};
 use crate::extent::{Cold, Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 impl Heap {
-    /// Units that lie free and resident in lane 0, and in the timelines' lanes.
+    /// Units that lie free and resident in list 0, and in the timelines' lists.
     pub(crate) fn free_units(&self) -> (u64, u64) {
         let mut waiting = self.deferred;
         self.waiting(|units, _| waiting += u64::from(units));
-        let resident = |l: &Lane| l.index.units() - (l.index.holes() << self.res.shift);
-        (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
+        let resident = |l: &FreeList| l.index.units() - (l.index.holes() << self.res.shift);
+        (resident(&self.lists[0]), self.lists[1..].iter().map(resident).sum::<u64>() + waiting)
     }
 
     /// Units that lie free and resident and whose last use is over, and those that a timeline may
@@ -20,17 +20,17 @@ impl Heap {
         let (ready, pending) = self.free_units();
         let mut waiting = self.deferred;
         self.waiting(|units, s| waiting += if s.has_passed() { 0 } else { u64::from(units) });
-        let in_use = self.lanes[1..].iter().map(|l| self.units_in_use(l)).sum::<u64>() + waiting;
+        let in_use = self.lists[1..].iter().map(|l| self.units_in_use(l)).sum::<u64>() + waiting;
         (ready + pending - in_use, in_use)
     }
 
-    /// Units of a timeline's lane that are resident and whose last use is not over.
-    fn units_in_use(&self, lane: &Lane) -> u64 {
-        let (mut at, mut units, mut done) = (lane.oldest, 0, None);
+    /// Units of a timeline's list that are resident and whose last use is not over.
+    fn units_in_use(&self, list: &FreeList) -> u64 {
+        let (mut at, mut units, mut done) = (list.oldest, 0, None);
         while at != NIL {
             let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
             let n = &self.extents[at];
-            // All timepoints of a lane are on its timeline, whose progress is read once.
+            // All timepoints of a list are on its timeline, whose progress is read once.
             let done = *done.get_or_insert_with(|| {
                 timepoint.timepoint().map_or(u64::MAX, |p| p.timeline().passed())
             });
@@ -42,18 +42,18 @@ impl Heap {
         units
     }
 
-    /// Bytes that lie free in each timeline's lane and that it may still use, with the timeline.
+    /// Bytes that lie free in each timeline's list and that it may still use, with the timeline.
     pub(crate) fn pending_by_timeline(&self) -> impl Iterator<Item = (u64, TimelineId)> {
-        self.lanes[1..]
+        self.lists[1..]
             .iter()
             .filter_map(|l| Some((self.units_in_use(l) << UNIT_SHIFT, l.timeline?)))
             .filter(|l| l.0 > 0)
     }
 
-    /// The newest timepoint of a block in a timeline's lane: of the timeline that is least far
+    /// The newest timepoint of a block in a timeline's list: of the timeline that is least far
     /// behind.
     pub(crate) fn newest_pending(&self) -> PackedTimepoint {
-        let newest = self.lanes[1..]
+        let newest = self.lists[1..]
             .iter()
             .filter(|l| l.newest != NIL)
             .map(|l| self.extents.timepoint(l.newest));
@@ -61,7 +61,7 @@ impl Heap {
         pending.min_by_key(|&s| ahead(s)).unwrap_or(PackedTimepoint::NEVER)
     }
 
-    /// The largest piece of free memory in units that is backed throughout, whatever its lane. A
+    /// The largest piece of free memory in units that is backed throughout, whatever its list. A
     /// walk.
     pub(crate) fn largest_free(&self) -> u32 {
         let free = self.extents.rows.iter().filter(|n| n.state == State::Free);
@@ -78,17 +78,17 @@ impl Heap {
     /// Checks every invariant of spans, extents, indexes and residency. For tests.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut indexed = vec![false; self.extents.rows.len()];
-        for (i, lane) in self.lanes.iter().enumerate() {
+        for (i, list) in self.lists.iter().enumerate() {
             let mut wrong = None;
-            lane.index.check(&self.extents.rows, |id| {
+            list.index.check(&self.extents.rows, |id| {
                 indexed[id as usize] = true;
                 let n = &self.extents[id];
-                if n.state != State::Free || usize::from(n.lane) != i {
+                if n.state != State::Free || usize::from(n.list) != i {
                     wrong = Some(id);
                 }
             })?;
             if let Some(id) = wrong {
-                return Err(format!("lane {i} indexes extent {id}: {:?}", self.extents[id]));
+                return Err(format!("list {i} indexes extent {id}: {:?}", self.extents[id]));
             }
         }
         for span in self.spans.iter().filter(|s| s.live) {
@@ -105,7 +105,7 @@ impl Heap {
                 if prev != NIL {
                     let p = &self.extents[prev];
                     let both = |s: State| p.state == s && n.state == s;
-                    if both(State::Free) && p.lane == n.lane {
+                    if both(State::Free) && p.list == n.list {
                         return Err(format!("extents {prev}, {at} should be one: {p:?} {n:?}"));
                     }
                 }

@@ -1,6 +1,4 @@
 //! How a request gets a free extent, and how a used one comes back.
-//!
-//! This module must not know what backs the memory, but for whether it is backed.
 
 use super::{Heap, READY, ahead};
 use crate::extent::{Cold, Extent, NIL};
@@ -31,28 +29,28 @@ impl Heap {
         align: u32,
         timeline: &Timeline,
     ) -> Option<u32> {
-        let lane = self.lane_found(timeline);
+        let list = self.list_found(timeline);
         let tick = self.tick;
         self.tick += 1;
         if self.timelines > 1 {
             self.drain_some(8);
         }
-        let own = &mut self.lanes[usize::from(lane)];
+        let own = &mut self.lists[usize::from(list)];
         own.used_at = tick;
         let extent = if units >= self.aligned_from {
-            self.take_aligned(units, align, lane)
+            self.take_aligned(units, align, list)
         } else {
-            // Where nothing lies in a lane, it need not be asked.
-            let lane = if own.index.count() > 0 { lane } else { READY };
-            self.take_lowest(units, align, lane)
+            // Where nothing lies in a list, it need not be asked.
+            let list = if own.index.count() > 0 { list } else { READY };
+            self.take_lowest(units, align, list)
         };
         (extent != NIL).then_some(extent)
     }
 
-    /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare extents.
+    /// As [`take`](Self::take) for a list; or `NIL`. Needs two spare extents.
     #[inline(never)]
-    fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> u32 {
-        let at = self.choose(units, align, lane);
+    fn take_lowest(&mut self, units: u32, align: u32, list: u8) -> u32 {
+        let at = self.choose(units, align, list);
         if at == NIL || self.extents[at].holes > 0 && !self.is_backed_in(at, units, align) {
             return NIL;
         }
@@ -62,27 +60,27 @@ impl Heap {
     /// As [`take_lowest`](Self::take_lowest), for a block that may be aligned.
     #[cold]
     #[inline(never)]
-    fn take_aligned(&mut self, units: u32, align: u32, lane: u8) -> u32 {
+    fn take_aligned(&mut self, units: u32, align: u32, list: u8) -> u32 {
         let wide = self.align_of(units, align);
-        let at = if wide > align { self.take_lowest(units, wide, lane) } else { NIL };
-        if at != NIL { at } else { self.take_lowest(units, align, lane) }
+        let at = if wide > align { self.take_lowest(units, wide, list) } else { NIL };
+        if at != NIL { at } else { self.take_lowest(units, align, list) }
     }
 
-    /// The free extent that a request for `lane` is placed in, or `NIL`.
+    /// The free extent that a request for `list` is placed in, or `NIL`.
     #[inline(always)]
-    pub(crate) fn choose(&self, units: u32, align: u32, lane: u8) -> u32 {
-        if lane != READY {
-            return self.choose_between(units, align, lane);
+    pub(crate) fn choose(&self, units: u32, align: u32, list: u8) -> u32 {
+        if list != READY {
+            return self.choose_between(units, align, list);
         }
-        self.lanes[0].index.find(&self.extents.rows, units, align)
+        self.lists[0].index.find(&self.extents.rows, units, align)
     }
 
-    /// As [`choose`](Self::choose), for a timeline's own lane.
+    /// As [`choose`](Self::choose), for a timeline's own list.
     #[inline(never)]
-    fn choose_between(&self, units: u32, align: u32, lane: u8) -> u32 {
-        let mut at = self.lanes[usize::from(lane)].index.find(&self.extents.rows, units, align);
+    fn choose_between(&self, units: u32, align: u32, list: u8) -> u32 {
+        let mut at = self.lists[usize::from(list)].index.find(&self.extents.rows, units, align);
         if at == NIL || self.extents[at].units != units {
-            let ready = self.lanes[0].index.find(&self.extents.rows, units, align);
+            let ready = self.lists[0].index.find(&self.extents.rows, units, align);
             if ready != NIL && (at == NIL || self.extents[ready].start < self.extents[at].start) {
                 at = ready;
             }
@@ -104,11 +102,11 @@ impl Heap {
         &mut self,
         units: u32,
         align: u32,
-        lane: u8,
+        list: u8,
     ) -> Result<Option<u32>> {
         self.extents.ensure(2)?;
-        for l in [lane, READY] {
-            let index = &self.lanes[usize::from(l)].index;
+        for l in [list, READY] {
+            let index = &self.lists[usize::from(l)].index;
             let mut start = 0;
             let at = index.find_where(&self.extents.rows, units, align, |n| {
                 match self.backed_at(n, units, align) {
@@ -141,21 +139,21 @@ impl Heap {
         found
     }
 
-    /// Takes a block from another timeline's lane whose timepoint `allowed` accepts. Looks at one
-    /// candidate per lane.
+    /// Takes a block from another timeline's list whose timepoint `allowed` accepts. Looks at one
+    /// candidate per list.
     pub(crate) fn take_foreign(
         &mut self,
         units: u32,
         align: u32,
-        lane: u8,
+        list: u8,
         mut allowed: impl FnMut(PackedTimepoint) -> bool,
     ) -> Result<Option<u32>> {
         self.extents.ensure(2)?;
-        for other in 1..self.lanes.len() {
-            if other == usize::from(lane) {
+        for other in 1..self.lists.len() {
+            if other == usize::from(list) {
                 continue;
             }
-            let at = self.lanes[other].index.find(&self.extents.rows, units, align);
+            let at = self.lists[other].index.find(&self.extents.rows, units, align);
             if at != NIL
                 && allowed(self.extents.timepoint(at))
                 && self.is_backed_in(at, units, align)
@@ -183,8 +181,8 @@ impl Heap {
                 host::push(&mut pending, (p.timeline_id().get(), p.value(), units));
             }
         };
-        for lane in &self.lanes[1..] {
-            let mut at = lane.oldest;
+        for list in &self.lists[1..] {
+            let mut at = list.oldest;
             while at != NIL {
                 let n = &self.extents[at];
                 let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
@@ -234,8 +232,8 @@ impl Heap {
         if timepoint.is_never() || timepoint.has_passed() {
             self.free_ready(extent);
         } else {
-            match self.lane_of(timepoint) {
-                Some(lane) => self.free(extent, lane, timepoint),
+            match self.list_of(timepoint) {
+                Some(list) => self.free(extent, list, timepoint),
                 None => self.free_later(extent, timepoint),
             }
         }

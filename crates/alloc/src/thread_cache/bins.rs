@@ -18,7 +18,7 @@ const TIMELINES: usize = 2;
 /// Bins of each timeline: one per class. A power of two, so that an index needs no check.
 const BINS: usize = CLASSES.next_power_of_two();
 /// Frees of a timeline that has no bins before another timeline's are given up for it.
-const PATIENCE: u32 = 32;
+const MOST_MISSES: u32 = 32;
 /// The most rows of a bin.
 const MOST_ROWS: u64 = 64;
 /// Rows from which on a list is worth a place in the depot.
@@ -158,7 +158,7 @@ impl Bins {
             Some(at) => at,
             None => {
                 self.misses += 1;
-                if self.misses < PATIENCE {
+                if self.misses < MOST_MISSES {
                     return None;
                 }
                 // In turn: a timeline that nobody uses any more is gone after a round.

@@ -378,11 +378,11 @@ fn a_free_asks_the_host_for_nothing() {
         }
         scene.streams.iter().for_each(|s| pass(s.timeline().now()));
     }
-    // A stream that never allocated here has no lane.
+    // A stream that never allocated here has no list.
     let foreign = VirtualStream::new().expect("a timeline");
     let x = alloc(MIB, 0);
     x.used_on(foreign.submit().expect("a value"));
-    assert_eq!(calls_in(|| drop(x)), 0, "used on a stream without a lane");
+    assert_eq!(calls_in(|| drop(x)), 0, "used on a stream without a list");
     scene.check();
     // An import whose last use is not over, and a member of an arena.
     // SAFETY: nobody touches it.

@@ -167,7 +167,7 @@ struct Model {
     /// Freed memory with the uses that may go on.
     pending: Vec<(u64, u64, Vec<PackedTimepoint>)>,
     bytes: u64,
-    /// Streams come and go, and for a while only some of them are used: so do lanes.
+    /// Streams come and go, and for a while only some of them are used: so do lists.
     churn: bool,
     active: u64,
     /// Another thread looks in, allocates and frees now and then, so that large blocks lie in

@@ -415,7 +415,7 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
     unsafe { x.mark_write(b.stream.submit().expect("a value")) };
     drop(x);
     drop(y);
-    // So long that the other stream's lane is given up.
+    // So long that the other stream's list is given up.
     for _ in 0..5000 {
         drop(b.take(3 * MIB));
     }

@@ -259,12 +259,12 @@ fn progress_comes_to_what_was_announced() {
     }
 }
 
-/// Every player bears the traces; a budget below a player's least fails, with it nothing does.
+/// A budget below a player's least fails, with it nothing does.
 #[test]
-fn peers_play_the_traces_too() {
+fn every_player_bears_the_traces() {
     use leasehold_alloc_bench::replay::{Player, measure, virtual_device};
     let t = trace("gpt2_train");
-    let ratio = |player| {
+    for player in [Player::Own, Player::System] {
         let options = Options { player, ..Options::default() };
         let r = measure(&t, &options, Some(Policy::Compact), &virtual_device).expect("a replay");
         assert_eq!((r.failed, r.events), (0, t.events.len() as u64), "{player:?}");
@@ -286,10 +286,7 @@ fn peers_play_the_traces_too() {
         assert_eq!(with(least + 1e-9), 0, "{player:?} at {least}");
         assert!(with(0.9) > 0, "{player:?}");
         assert!(least <= r.ratio + 0.01, "{player:?}: {least} {}", r.ratio);
-        r.ratio
-    };
-    let (own, torch, best) = (ratio(Player::Own), ratio(Player::TorchLike), ratio(Player::BestFit));
-    assert!(own < best && best < torch, "{own} {best} {torch}");
+    }
 }
 
 #[test]

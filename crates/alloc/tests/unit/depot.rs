@@ -64,9 +64,9 @@ fn a_timeline_that_does_not_come_any_more_loses_its_bin() {
         ((true, 0), (true, 0))
     );
     let other = |row: usize| push(&depot, timeline(5), &a[row..=row]);
-    assert!((1..PATIENCE).all(|_| other(8) == (false, 0)));
+    assert!((1..MOST_REFUSED).all(|_| other(8) == (false, 0)));
     assert_eq!(pop(&depot, timeline(1)), Some((6, 2)), "it is still there");
-    assert!((1..PATIENCE).all(|_| other(8) == (false, 0)));
+    assert!((1..MOST_REFUSED).all(|_| other(8) == (false, 0)));
     assert_eq!((other(8), depot.kept()), ((true, 6), (1, BYTES)));
     assert_eq!((pop(&depot, timeline(1)), pop(&depot, timeline(5))), (None, Some((8, 1))));
 }

@@ -27,7 +27,7 @@ use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::list::List;
-use crate::state::On;
+use crate::stream::On;
 use crate::thread_cache::{Refill, ThreadCaches};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};

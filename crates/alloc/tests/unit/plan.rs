@@ -38,9 +38,9 @@ fn streams_go_on_while_a_plan_is_made() {
     heap.add_span(base, 8 << 30, 0, true).expect("a span");
     let means = Means { reclaim: true, alias: None, near: None, aligned: true, piece: 1, least: 1 };
     let owner = leasehold_core::TimelineOwner::take().expect("a timeline");
-    let lane = heap.lane_for(owner.timeline());
+    let list = heap.list_for(owner.timeline());
     let take = |heap: &mut Heap, units: u32| {
-        let planned = heap.plan(units, 1, lane, means, &budget).expect("host memory");
+        let planned = heap.plan(units, 1, list, means, &budget).expect("host memory");
         let Planned::Plan(mut plan) = planned else { panic!("{planned:?}") };
         plan.run(&fake).expect("a healthy device");
         heap.finish(plan, true, &budget).expect("a block")
@@ -55,7 +55,7 @@ fn streams_go_on_while_a_plan_is_made() {
         // Neither in the order of the addresses nor against it.
         values.sort_unstable_by_key(|v| v.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         for (at, value) in values.into_iter().enumerate() {
-            heap.free(blocks[2 * at], lane, PackedTimepoint::from(owner.timeline().at(value)));
+            heap.free(blocks[2 * at], list, PackedTimepoint::from(owner.timeline().at(value)));
         }
         let large = std::thread::scope(|s| {
             s.spawn(|| {

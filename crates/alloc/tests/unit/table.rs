@@ -5,12 +5,12 @@ use super::*;
 /// The rows of a page are of one list and go back to it, whichever thread takes and gives them.
 #[test]
 fn rows_of_a_page_stay_together() {
-    let (table, mut vacant) = (Table::new(), Vacant::new());
+    let (table, mut vacant) = (Table::new(0), Vacant::new());
     let mut held: Vec<u32> = Vec::new();
     for round in 0..50usize {
         // Another thread each time, and so another list.
-        let (me, none) = (round as u32, ptr::null());
-        let mut take = || table.take_for(me, &mut vacant, none).expect("a row").header.index();
+        let me = round as u32;
+        let mut take = || table.take_for(me, &mut vacant).expect("a row").header.index();
         held.extend((0..40).map(|_| take()));
         for i in (0..30).rev() {
             let row = held.swap_remove((i * 7 + round) % held.len());

@@ -21,6 +21,7 @@
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
+use crate::error::{lost, timeout, unsupported};
 use crate::signature::{Kind, Signature, mismatch};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
@@ -30,6 +31,8 @@ use leasehold::backend::sync::{Arc, Condvar, Mutex, MutexGuard};
 use leasehold::backend::{BackendKind, Binding};
 use leasehold::{Error, Name, Result};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::convert::identity;
+use std::ops::{Add, Mul};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
@@ -59,22 +62,16 @@ impl CollectiveOps for Host {
 
     fn init(&self, place: &Place) -> Result<Arc<dyn Communicator>> {
         if place.runtime.device().backend != BackendKind::Cpu {
-            return Err(Error::Unsupported(
-                format!(
-                    "{} is no CPU; collectives of host threads are for cpu:0",
-                    place.runtime.device()
-                )
-                .into(),
-            ));
+            return Err(unsupported(format!(
+                "{} is no CPU; collectives of host threads are for cpu:0",
+                place.runtime.device()
+            )));
         }
         if !place.id.starts_with(&std::process::id().to_le_bytes()) {
-            return Err(Error::Unsupported(
-                format!(
-                    "{} rank {}: collectives on the CPU are for threads of one process, and rank 0 is in another one; use World::threads, or GPUs",
-                    place.name, place.rank
-                )
-                .into(),
-            ));
+            return Err(unsupported(format!(
+                "{} rank {}: collectives on the CPU are for threads of one process, and rank 0 is in another one; use World::threads, or GPUs",
+                place.name, place.rank
+            )));
         }
         let rendezvous = {
             let mut all = ALL.lock();
@@ -168,10 +165,7 @@ impl Failed {
         match self.by {
             // A rank that ended it because of a lost one names that one.
             Some(by) if by != rank && !matches!(self.cause, Error::PeerLost { .. }) => {
-                Error::PeerLost {
-                    rank: by,
-                    why: format!("it has aborted the communicator: {}", self.cause).into(),
-                }
+                lost(by, format!("it has aborted the communicator: {}", self.cause))
             }
             _ => self.cause.clone(),
         }
@@ -238,13 +232,10 @@ impl Rendezvous {
             }
             if self.sleep(&mut state, until) {
                 let missing = names((0..self.size).filter(|r| !state.joined.contains(r)));
-                let cause = Error::Timeout(
-                    format!(
-                        "{}: {missing} has not joined within {:?}; look at what it does",
-                        self.name, place.limit
-                    )
-                    .into(),
-                );
+                let cause = timeout(format!(
+                    "{}: {missing} has not joined within {:?}; look at what it does",
+                    self.name, place.limit
+                ));
                 state.failed.get_or_insert(Failed { by: None, cause: cause.clone() });
                 self.changed.notify_all();
                 return Err(cause);
@@ -266,8 +257,8 @@ impl Rendezvous {
 }
 
 /// `rank 1`, or `ranks 1, 2 and 5 more`.
-fn names(ranks: impl Iterator<Item = u32>) -> String {
-    let all: Vec<String> = ranks.map(|r| r.to_string()).collect();
+fn names(ranks: impl IntoIterator<Item = u32>) -> String {
+    let all: Vec<String> = ranks.into_iter().map(|r| r.to_string()).collect();
     match &all[..] {
         [one] => format!("rank {one}"),
         many if many.len() <= 8 => format!("ranks {}", many.join(", ")),
@@ -340,28 +331,33 @@ impl Visit<'_> {
         told
     }
 
+    /// Why a call waits no longer: a failure, a rank that is `gone`, or ranks that are `late`.
+    fn cause(
+        &self,
+        state: &State,
+        call: &Signature,
+        gone: Option<u32>,
+        late: Option<String>,
+    ) -> Option<Error> {
+        let failed = state.failed.as_ref().map(|failed| failed.told(self.rank));
+        failed.or_else(|| Some(self.lost(gone?, call))).or_else(|| Some(self.late(call, &late?)))
+    }
+
     /// The error of a rank whose call waits for others in vain.
     fn late(&self, signature: &Signature, whom: &str) -> Error {
-        Error::Timeout(
-            format!(
-                "{}: rank {} waits in {signature}, and {whom} has not come within {:?}; look at what it does, and give each thread that is a rank a stream of its own",
-                signature.numbered(self.rendezvous.name.as_str()),
-                self.rank,
-                self.limit
-            )
-            .into(),
-        )
+        let Self { rank, limit, .. } = self;
+        let call = signature.numbered(self.rendezvous.name.as_str());
+        timeout(format!(
+            "{call}: rank {rank} waits in {signature}, and {whom} has not come within {limit:?}; look at what it does, and give each thread that is a rank a stream of its own"
+        ))
     }
 
     fn lost(&self, rank: u32, signature: &Signature) -> Error {
-        Error::PeerLost {
-            rank,
-            why: format!(
-                "it has dropped {}, and rank {} waits for it in {signature}; keep the communicator until all ranks have made their calls",
-                self.rendezvous.name, self.rank
-            )
-            .into(),
-        }
+        let (own, name) = (self.rank, &self.rendezvous.name);
+        let why = format!(
+            "it has dropped {name}, and rank {own} waits for it in {signature}; keep the communicator until all ranks have made their calls"
+        );
+        lost(rank, why)
     }
 
     /// Waits until a letter was read, or takes it back.
@@ -382,13 +378,8 @@ impl Visit<'_> {
                 rendezvous.changed.wait(&mut state);
                 continue;
             };
-            let cause = match &state.failed {
-                Some(failed) => Some(failed.told(self.rank)),
-                None if state.gone.contains(&to) => Some(self.lost(to, signature)),
-                None if over => Some(self.late(signature, &format!("rank {to}"))),
-                None => None,
-            };
-            if let Some(cause) = cause {
+            let gone = state.gone.contains(&to).then_some(to);
+            if let Some(cause) = self.cause(&state, signature, gone, over.then(|| names([to]))) {
                 if let Some(queue) = state.letters.get_mut(&(self.rank, to)) {
                     queue.remove(place);
                 }
@@ -407,22 +398,15 @@ impl Visit<'_> {
         let mut state = rendezvous.state.lock();
         let mut over = false;
         let letter = loop {
-            let cause = match &state.failed {
-                Some(failed) => Some(failed.told(self.rank)),
-                None => {
-                    if let Some(letter) =
-                        state.letters.get_mut(&(from, self.rank)).and_then(VecDeque::pop_front)
-                    {
-                        break letter;
-                    }
-                    match () {
-                        () if state.gone.contains(&from) => Some(self.lost(from, call.signature)),
-                        () if over => Some(self.late(call.signature, &format!("rank {from}"))),
-                        () => None,
-                    }
-                }
-            };
-            if let Some(cause) = cause {
+            let key = (from, self.rank);
+            let next = |queue: &mut VecDeque<Letter>| queue.pop_front();
+            if state.failed.is_none()
+                && let Some(letter) = state.letters.get_mut(&key).and_then(next)
+            {
+                break letter;
+            }
+            let (gone, late) = (state.gone.contains(&from), over.then(|| names([from])));
+            if let Some(cause) = self.cause(&state, call.signature, gone.then_some(from), late) {
                 return Err(self.fails(state, cause));
             }
             over = rendezvous.sleep(&mut state, self.until);
@@ -508,18 +492,9 @@ impl Visit<'_> {
                 continue;
             }
             let absent = |r: &u32| state.arrived[*r as usize].is_none();
-            let cause = match &state.failed {
-                Some(failed) => Some(failed.told(self.rank)),
-                None => match state.gone.iter().copied().filter(absent).min() {
-                    Some(gone) => Some(self.lost(gone, call.signature)),
-                    None if over => {
-                        let whom = names((0..rendezvous.size).filter(absent));
-                        Some(self.late(call.signature, &whom))
-                    }
-                    None => None,
-                },
-            };
-            if let Some(cause) = cause {
+            let gone = state.gone.iter().copied().filter(absent).min();
+            let late = over.then(|| names((0..rendezvous.size).filter(absent)));
+            if let Some(cause) = self.cause(&state, call.signature, gone, late) {
                 state.arrived[own] = None;
                 return Err(self.fails(state, cause));
             }
@@ -682,38 +657,8 @@ trait Number: bytemuck::Pod {
     fn part(sum: Self::Wide, ranks: usize) -> Self::Wide;
 }
 
-macro_rules! integers {
-    ($($rust:ty,)*) => {
-        $(impl Number for $rust {
-            type Wide = Self;
-
-            fn wide(self) -> Self {
-                self
-            }
-
-            fn narrow(wide: Self) -> Self {
-                wide
-            }
-
-            fn join(how: Reduce, sum: Self, x: Self) -> Self {
-                match how {
-                    Reduce::Sum | Reduce::Average => sum.wrapping_add(x),
-                    Reduce::Product => sum.wrapping_mul(x),
-                    Reduce::Least => sum.min(x),
-                    Reduce::Largest => sum.max(x),
-                }
-            }
-
-            fn part(sum: Self, _ranks: usize) -> Self {
-                sum
-            }
-        })*
-    };
-}
-integers! { i8, u8, i16, u16, i32, u32, i64, u64, }
-
-macro_rules! floats {
-    ($($rust:ty as $wide:ty: $to:expr, $from:expr;)*) => {
+macro_rules! numbers {
+    ($($rust:ty as $wide:ty: $to:expr, $from:expr, $add:expr, $multiply:expr, $part:expr;)*) => {
         $(impl Number for $rust {
             type Wide = $wide;
 
@@ -726,24 +671,37 @@ macro_rules! floats {
             }
 
             fn join(how: Reduce, sum: $wide, x: $wide) -> $wide {
+                // What is no number has no order to itself. Of equal ones the first: +0 and -0 are
+                // equal.
+                let takes = |x_is| x_is || sum.partial_cmp(&sum).is_none();
                 match how {
-                    Reduce::Sum | Reduce::Average => sum + x,
-                    Reduce::Product => sum * x,
-                    // Of equal ones the first: +0 and -0 are equal.
-                    Reduce::Least => if x < sum || sum.is_nan() { x } else { sum },
-                    Reduce::Largest => if x > sum || sum.is_nan() { x } else { sum },
+                    Reduce::Sum | Reduce::Average => $add(sum, x),
+                    Reduce::Product => $multiply(sum, x),
+                    Reduce::Least => if takes(x < sum) { x } else { sum },
+                    Reduce::Largest => if takes(x > sum) { x } else { sum },
                 }
             }
 
             fn part(sum: $wide, ranks: usize) -> $wide {
-                sum / ranks as $wide
+                $part(sum, ranks)
             }
         })*
     };
 }
-floats! {
-    f16 as f32: f16::to_f32, f16::from_f32;
-    bf16 as f32: bf16::to_f32, bf16::from_f32;
-    f32 as f32: std::convert::identity, std::convert::identity;
-    f64 as f64: std::convert::identity, std::convert::identity;
+
+macro_rules! integers {
+    ($($rust:ty)*) => {
+        numbers! { $(
+            $rust as $rust:
+                identity, identity, <$rust>::wrapping_add, <$rust>::wrapping_mul, |sum, _| sum;
+        )* }
+    };
+}
+integers! { i8 u8 i16 u16 i32 u32 i64 u64 }
+
+numbers! {
+    f16 as f32: f16::to_f32, f16::from_f32, f32::add, f32::mul, |sum, n| sum / n as f32;
+    bf16 as f32: bf16::to_f32, bf16::from_f32, f32::add, f32::mul, |sum, n| sum / n as f32;
+    f32 as f32: identity, identity, f32::add, f32::mul, |sum, n| sum / n as f32;
+    f64 as f64: identity, identity, f64::add, f64::mul, |sum, n| sum / n as f64;
 }

@@ -14,8 +14,9 @@ pub use host::Host;
 pub use nccl::Nccl;
 pub use ops::{Call, CollectiveOps, Communicator, Derived, Place};
 
+use crate::error::unsupported;
 use leasehold::backend::BackendKind;
-use leasehold::{Error, Result, Runtime};
+use leasehold::{Result, Runtime};
 use std::sync::Arc;
 
 /// The library for a device.
@@ -26,12 +27,9 @@ pub(crate) fn of(runtime: &Runtime) -> Result<Arc<dyn CollectiveOps>> {
         BackendKind::Cuda if runtime.raw_device().caps().vendor_libraries => {
             Ok(Arc::new(Nccl::load()?))
         }
-        _ => Err(Error::Unsupported(
-            format!(
-                "{} has no library of collectives here; take cpu:0, or give one (CommConfig::ops)",
-                runtime.device()
-            )
-            .into(),
-        )),
+        _ => Err(unsupported(format!(
+            "{} has no library of collectives here; take cpu:0, or give one (CommConfig::ops)",
+            runtime.device()
+        ))),
     }
 }

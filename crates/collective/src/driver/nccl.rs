@@ -23,6 +23,7 @@
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use super::window::WindowFunctions;
 use crate::element::{ElementType, Reduce};
+use crate::error::{unavailable, unsupported};
 use crate::signature::Kind;
 use leasehold::backend::sync::{Arc, Condvar, Mutex, OnceLock, thread};
 use leasehold::backend::{BackendKind, Binding};
@@ -101,47 +102,86 @@ impl Id {
 pub(super) type RawComm = *mut c_void;
 type Code = c_int;
 
-/// Declares the functions that are used, with their types.
+/// Declares the functions that are used, with their communicators and arguments.
 macro_rules! functions {
-    ($($field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty;)*) => {
+    ($($name:ident = $symbol:literal [$of:expr] ($($argument:ident: $type:ty),*);)*) => {
         pub(super) struct Functions {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
+            $($name: unsafe extern "C" fn($($type),*) -> Code,)*
+            error_string: unsafe extern "C" fn(Code) -> *const c_char,
+            last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
         }
 
+        #[expect(clippy::too_many_arguments, reason = "the library's functions")]
         impl Functions {
             /// # Safety
             /// - The library is NCCL.
             unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
                 // SAFETY: the types are those of the library's header.
-                unsafe { Ok(Self { $($field: *library.get($name)?,)* }) }
+                unsafe {
+                    Ok(Self {
+                        $($name: *library.get(concat!($symbol, "\0").as_bytes())?,)*
+                        error_string: *library.get(b"ncclGetErrorString\0")?,
+                        last_error: *library.get(b"ncclGetLastError\0")?,
+                    })
+                }
             }
+
+            $(
+                /// # Safety
+                /// - As the library's function needs it.
+                pub(super) unsafe fn $name(&self, $($argument: $type),*) -> Result<()> {
+                    // SAFETY: by the contract.
+                    self.said($symbol, unsafe { (self.$name)($($argument),*) }, $of)
+                }
+            )*
         }
     };
 }
 
+/// An address of the device, and a native stream.
+type Word = *mut c_void;
+
+/// No communicator.
+const NONE: RawComm = std::ptr::null_mut();
+
 functions! {
-    version = b"ncclGetVersion\0": fn(*mut c_int) -> Code;
-    unique_id = b"ncclGetUniqueId\0": fn(*mut Id) -> Code;
-    error_string = b"ncclGetErrorString\0": fn(Code) -> *const c_char;
-    last_error = b"ncclGetLastError\0": fn(RawComm) -> *const c_char;
-    init = b"ncclCommInitRank\0": fn(*mut RawComm, c_int, Id, c_int) -> Code;
-    async_error = b"ncclCommGetAsyncError\0": fn(RawComm, *mut Code) -> Code;
-    abort = b"ncclCommAbort\0": fn(RawComm) -> Code;
-    destroy = b"ncclCommDestroy\0": fn(RawComm) -> Code;
-    group_start = b"ncclGroupStart\0": fn() -> Code;
-    group_end = b"ncclGroupEnd\0": fn() -> Code;
-    all_reduce = b"ncclAllReduce\0":
-        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
-    broadcast = b"ncclBroadcast\0":
-        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
-    reduce = b"ncclReduce\0":
-        fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawComm, *mut c_void) -> Code;
-    all_gather = b"ncclAllGather\0":
-        fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Code;
-    reduce_scatter = b"ncclReduceScatter\0":
-        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
-    send = b"ncclSend\0": fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
-    recv = b"ncclRecv\0": fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
+    version = "ncclGetVersion" [NONE] (at: *mut c_int);
+    unique_id = "ncclGetUniqueId" [NONE] (at: *mut Id);
+    init = "ncclCommInitRank" [NONE] (at: *mut RawComm, size: c_int, id: Id, rank: c_int);
+    async_error = "ncclCommGetAsyncError" [comm] (comm: RawComm, at: *mut Code);
+    abort = "ncclCommAbort" [NONE] (comm: RawComm);
+    destroy = "ncclCommDestroy" [NONE] (comm: RawComm);
+    group_start = "ncclGroupStart" [NONE] ();
+    group_end = "ncclGroupEnd" [NONE] ();
+    all_reduce = "ncclAllReduce" [comm]
+        (src: Word, dst: Word, n: usize, of: c_int, how: c_int, comm: RawComm, stream: Word);
+    broadcast = "ncclBroadcast" [comm]
+        (src: Word, dst: Word, n: usize, of: c_int, root: c_int, comm: RawComm, stream: Word);
+    reduce = "ncclReduce" [comm]
+        (src: Word, dst: Word, n: usize, of: c_int, how: c_int, root: c_int, comm: RawComm, stream: Word);
+    all_gather = "ncclAllGather" [comm]
+        (src: Word, dst: Word, n: usize, of: c_int, comm: RawComm, stream: Word);
+    reduce_scatter = "ncclReduceScatter" [comm]
+        (src: Word, dst: Word, n: usize, of: c_int, how: c_int, comm: RawComm, stream: Word);
+    send = "ncclSend" [comm] (src: Word, n: usize, of: c_int, to: c_int, comm: RawComm, stream: Word);
+    recv = "ncclRecv" [comm] (dst: Word, n: usize, of: c_int, from: c_int, comm: RawComm, stream: Word);
+}
+
+impl Functions {
+    /// The error of a function's code.
+    pub(super) fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library has texts for all codes; a communicator may be null.
+        let texts = unsafe { [(self.error_string)(code), (self.last_error)(comm)] };
+        // SAFETY: a text ends with a zero.
+        let text = |text| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned();
+        let mut texts: Vec<String> =
+            texts.into_iter().filter(|text| !text.is_null()).map(text).collect();
+        texts.retain(|text| !text.is_empty());
+        Err(Error::Driver { api, code, name: texts.join(": ").into() })
+    }
 }
 
 /// The library, once it is loaded. It stays loaded.
@@ -163,12 +203,9 @@ impl Api {
         let missing = |why: libloading::Error| {
             let why = why.to_string();
             let why: String = why.chars().filter(|c| !c.is_control()).take(300).collect();
-            Error::Unavailable(
-                format!(
-                    "NCCL cannot be loaded from {shown} ({why}); install NVIDIA's NCCL, or give the path of libnccl.so.2 in {PATH}"
-                )
-                .into(),
-            )
+            unavailable(format!(
+                "NCCL cannot be loaded from {shown} ({why}); install NVIDIA's NCCL, or give the path of libnccl.so.2 in {PATH}"
+            ))
         };
         // SAFETY: the library's initialisers do not use this program's state. The user who names
         // another file vouches for it.
@@ -177,11 +214,11 @@ impl Api {
         let functions = unsafe { Functions::of(&library) }.map_err(missing)?;
         let mut version = 0;
         // SAFETY: the argument is a place for a number.
-        let code = unsafe { (functions.version)(&raw mut version) };
-        if code != 0 || version < OLDEST {
-            return Err(Error::Unavailable(
-                format!("{shown} has version {version}; NCCL 2.19 or newer is needed").into(),
-            ));
+        let known = unsafe { functions.version(&raw mut version) };
+        if known.is_err() || version < OLDEST {
+            return Err(unavailable(format!(
+                "{shown} has version {version}; NCCL 2.19 or newer is needed"
+            )));
         }
         let name = format!("NCCL {}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
         // SAFETY: the function does not unwind: it takes a lock and waits. Without room for it the
@@ -191,25 +228,6 @@ impl Api {
         // SAFETY: the file is NCCL, as above.
         let windows = unsafe { WindowFunctions::of(&library) };
         Ok(Self { functions, name, captures, windows, _library: library })
-    }
-
-    /// The error of a code.
-    pub(super) fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        // SAFETY: the library has texts for all codes; a communicator may be null.
-        let (text, last) =
-            unsafe { ((self.functions.error_string)(code), (self.functions.last_error)(comm)) };
-        let text = [text, last]
-            .into_iter()
-            .filter(|text| !text.is_null())
-            // SAFETY: a text ends with a zero.
-            .map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
-            .filter(|text| !text.is_empty())
-            .collect::<Vec<_>>()
-            .join(": ");
-        Err(Error::Driver { api, code, name: text.into() })
     }
 }
 
@@ -246,8 +264,7 @@ impl CollectiveOps for Nccl {
     fn unique_id(&self) -> Result<Vec<u8>> {
         let mut id = Id([0; 128]);
         // SAFETY: the argument is a place for an id.
-        let code = unsafe { (self.0.functions.unique_id)(&raw mut id) };
-        self.0.said("ncclGetUniqueId", code, std::ptr::null_mut())?;
+        unsafe { self.0.functions.unique_id(&raw mut id) }?;
         Ok(id.0.to_vec())
     }
 
@@ -256,16 +273,15 @@ impl CollectiveOps for Nccl {
         if device.backend != BackendKind::Cuda
             || !place.runtime.raw_device().caps().vendor_libraries
         {
-            return Err(Error::Unsupported(
-                format!("{device} is no GPU of NVIDIA's; NCCL is for real cuda devices").into(),
-            ));
+            return Err(unsupported(format!(
+                "{device} is no GPU of NVIDIA's; NCCL is for real cuda devices"
+            )));
         }
         let id = Id::of(&place.id)?;
         let mut comm: RawComm = std::ptr::null_mut();
         let (size, rank) = (place.size as c_int, place.rank as c_int);
         // SAFETY: the place is for a communicator, and the device is the driver's current one.
-        let code = unsafe { (self.0.functions.init)(&raw mut comm, size, id, rank) };
-        self.0.said("ncclCommInitRank", code, std::ptr::null_mut())?;
+        unsafe { self.0.functions.init(&raw mut comm, size, id, rank) }?;
         let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false });
         let part = Arc::new(Part { api: self.0, size: place.size, rank: place.rank, state });
         Part::connect(&part, place)?;
@@ -338,15 +354,13 @@ impl Part {
         // SAFETY: the caller vouches for stream and memory; the communicator lives. A group that
         // began ends, also after an error.
         unsafe {
-            self.api.said("ncclGroupStart", (f.group_start)(), comm)?;
+            f.group_start()?;
             let made = (0..size).filter(|&peer| peer != self.rank as usize).try_for_each(|peer| {
                 let (from, to) = (at.wrapping_add(peer), at.wrapping_add(size + peer));
-                let sent = (f.send)(from.cast(), 1, BYTE, peer as c_int, comm, stream);
-                self.api.said("ncclSend", sent, comm)?;
-                let received = (f.recv)(to.cast(), 1, BYTE, peer as c_int, comm, stream);
-                self.api.said("ncclRecv", received, comm)
+                f.send(from.cast(), 1, BYTE, peer as c_int, comm, stream)?;
+                f.recv(to.cast(), 1, BYTE, peer as c_int, comm, stream)
             });
-            let ended = self.api.said("ncclGroupEnd", (f.group_end)(), comm);
+            let ended = f.group_end();
             made.and(ended)
         }
     }
@@ -358,68 +372,51 @@ impl Part {
     unsafe fn call(&self, comm: RawComm, stream: *mut c_void, call: &Call<'_>) -> Result<()> {
         let (f, s) = (&self.api.functions, call.signature);
         if s.captured && !self.api.captures {
-            return Err(Error::Unsupported(
-                "NCCL registers the memory of recorded calls unless NCCL_GRAPH_REGISTER=0 is set; set it before the program starts".into(),
+            return Err(unsupported(
+                "NCCL registers the memory of recorded calls unless NCCL_GRAPH_REGISTER=0 is set; set it before the program starts",
             ));
         }
         let at =
             |b: Option<Binding>| b.map_or(std::ptr::null_mut(), |b| b.addr as usize as *mut c_void);
         let (src, dst) = (at(call.src), at(call.dst));
         let (count, element) = words(s.element, s.count, s.kind)?;
-        let said = |name, code| self.api.said(name, code, comm);
         // SAFETY: the caller vouches for the memory, which has as many elements as the call needs,
         // and for the stream. The communicator lives, or an abort beside this call
         // ends it, which the library allows.
         unsafe {
             match s.kind {
                 Kind::AllReduce(reduce) => {
-                    let code = (f.all_reduce)(src, dst, count, element, word(reduce), comm, stream);
-                    said("ncclAllReduce", code)
+                    f.all_reduce(src, dst, count, element, word(reduce), comm, stream)
                 }
                 Kind::Reduce { reduce, root } => {
                     // Only the root's destination is written.
                     let dst = if dst.is_null() { src } else { dst };
-                    let (root, op) = (root as c_int, word(reduce));
-                    said("ncclReduce", (f.reduce)(src, dst, count, element, op, root, comm, stream))
+                    f.reduce(src, dst, count, element, word(reduce), root as c_int, comm, stream)
                 }
-                Kind::AllGather => {
-                    said("ncclAllGather", (f.all_gather)(src, dst, count, element, comm, stream))
-                }
+                Kind::AllGather => f.all_gather(src, dst, count, element, comm, stream),
                 Kind::ReduceScatter(reduce) => {
-                    let op = word(reduce);
-                    let code = (f.reduce_scatter)(src, dst, count, element, op, comm, stream);
-                    said("ncclReduceScatter", code)
+                    f.reduce_scatter(src, dst, count, element, word(reduce), comm, stream)
                 }
                 Kind::Broadcast { root } => {
                     // The root has a source, the others have a destination.
                     let (from, to) = if src.is_null() { (dst, dst) } else { (src, src) };
-                    let code = (f.broadcast)(from, to, count, element, root as c_int, comm, stream);
-                    said("ncclBroadcast", code)
+                    f.broadcast(from, to, count, element, root as c_int, comm, stream)
                 }
                 Kind::AllToAll => {
-                    let bytes = count * bytes_of(element);
+                    let bytes = (s.count * s.element.size()) as usize;
                     for rank in 0..self.size {
                         let (part, peer) = (rank as usize * bytes, rank as c_int);
-                        let from = src.cast::<u8>().wrapping_add(part).cast();
-                        let to = dst.cast::<u8>().wrapping_add(part).cast();
-                        said("ncclSend", (f.send)(from, count, element, peer, comm, stream))?;
-                        said("ncclRecv", (f.recv)(to, count, element, peer, comm, stream))?;
+                        let [from, to] = [src, dst].map(|at| at.wrapping_byte_add(part));
+                        f.send(from, count, element, peer, comm, stream)?;
+                        f.recv(to, count, element, peer, comm, stream)?;
                     }
                     Ok(())
                 }
                 Kind::Barrier => {
-                    let code =
-                        (f.all_reduce)(dst, dst, 1, BYTE, word(Reduce::Largest), comm, stream);
-                    said("ncclAllReduce", code)
+                    f.all_reduce(dst, dst, 1, BYTE, word(Reduce::Largest), comm, stream)
                 }
-                Kind::Send { to } => {
-                    let code = (f.send)(src, count, element, to as c_int, comm, stream);
-                    said("ncclSend", code)
-                }
-                Kind::Recv { from } => {
-                    let code = (f.recv)(dst, count, element, from as c_int, comm, stream);
-                    said("ncclRecv", code)
-                }
+                Kind::Send { to } => f.send(src, count, element, to as c_int, comm, stream),
+                Kind::Recv { from } => f.recv(dst, count, element, from as c_int, comm, stream),
             }
         }
     }
@@ -444,9 +441,9 @@ impl Communicator for Part {
                 return calls.try_for_each(|call| self.call(comm, stream, call));
             }
             let f = &self.api.functions;
-            self.api.said("ncclGroupStart", (f.group_start)(), comm)?;
+            f.group_start()?;
             let made = calls.try_for_each(|call| self.call(comm, stream, call));
-            let ended = self.api.said("ncclGroupEnd", (f.group_end)(), comm);
+            let ended = f.group_end();
             made.and(ended)
         }
     }
@@ -458,14 +455,14 @@ impl Communicator for Part {
             (state.comm.take(), state.captured)
         };
         let Some(comm) = comm else { return };
-        let abort = self.api.functions.abort;
+        let f = &self.api.functions;
         let run = move || {
             // The whole value goes into the closure.
             let Raw(comm) = { comm };
             // SAFETY: the communicator lives until here, and no later call begins. The library
             // allows its end beside a call, which returns then. Graphs with its calls are launched
             // no more, and the library keeps its memory until they are gone.
-            unless_exiting(|| unsafe { abort(comm) });
+            let _ = unless_exiting(|| unsafe { f.abort(comm) });
         };
         if captured {
             // The library ends what runs at once, and then waits for the end of the graphs.
@@ -481,29 +478,28 @@ impl Communicator for Part {
         let state = self.state.lock();
         let comm = state.comm().ok()?;
         let mut code = 0;
+        let f = &self.api.functions;
         // SAFETY: the communicator lives while the lock is held.
-        let asked =
-            unless_exiting(|| unsafe { (self.api.functions.async_error)(comm, &raw mut code) })?;
-        let code = if asked == 0 { code } else { asked };
-        self.api.said("ncclCommGetAsyncError", code, comm).err()
+        let asked = unless_exiting(|| unsafe { f.async_error(comm, &raw mut code) })?;
+        asked.and_then(|()| f.said("ncclCommGetAsyncError", code, comm)).err()
     }
 
     unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
         let Some(windows) = &self.api.windows else {
-            return Err(Error::Unsupported(
-                format!("{} has no windows; NCCL 2.27 or newer has", self.api.name).into(),
-            ));
+            return Err(unsupported(format!(
+                "{} has no windows; NCCL 2.27 or newer has",
+                self.api.name
+            )));
         };
         // Without the lock: it waits for the other ranks, and an abort must find the communicator.
         let comm = self.state.lock().comm()?;
         // SAFETY: the caller vouches for the memory. The communicator lives, or an abort beside
         // this call ends it, which the library allows.
         let (code, window) = unsafe { windows.register(comm, addr, bytes) };
-        self.api.said("ncclCommWindowRegister", code, comm)?;
+        self.api.functions.said("ncclCommWindowRegister", code, comm)?;
         if window == 0 {
-            return Err(Error::Unsupported(
-                "NCCL makes no windows of these GPUs: each must reach the memory of each other one"
-                    .into(),
+            return Err(unsupported(
+                "NCCL makes no windows of these GPUs: each must reach the memory of each other one",
             ));
         }
         Ok(window)
@@ -515,15 +511,14 @@ impl Communicator for Part {
         let (Ok(comm), Some(windows)) = (state.comm(), &self.api.windows) else { return Ok(()) };
         // SAFETY: the communicator lives while the lock is held, and gave this window.
         let code = unless_exiting(|| unsafe { windows.deregister(comm, window) });
-        self.api.said("ncclCommWindowDeregister", code.unwrap_or_default(), comm)
+        self.api.functions.said("ncclCommWindowDeregister", code.unwrap_or_default(), comm)
     }
 
     fn destroy(&self) -> Result<()> {
         let Some(Raw(comm)) = self.state.lock().comm.take() else { return Ok(()) };
         // SAFETY: the communicator lives until here, and nothing uses it any more: the layer above
         // destroys a part after its last call.
-        let code = unless_exiting(|| unsafe { (self.api.functions.destroy)(comm) });
-        self.api.said("ncclCommDestroy", code.unwrap_or_default(), std::ptr::null_mut())
+        unless_exiting(|| unsafe { self.api.functions.destroy(comm) }).unwrap_or(Ok(()))
     }
 }
 
@@ -546,9 +541,9 @@ fn words(element: ElementType, count: u64, kind: Kind) -> Result<(usize, c_int)>
         ElementType::F64 => 8,
         ElementType::Bf16 => 9,
         ElementType::I16 | ElementType::U16 if reduces => {
-            return Err(Error::Unsupported(
-                format!("NCCL does not reduce {element}; convert to i32 or f32 first").into(),
-            ));
+            return Err(unsupported(format!(
+                "NCCL does not reduce {element}; convert to i32 or f32 first"
+            )));
         }
         ElementType::I16 | ElementType::U16 => {
             return Ok((elements(count.saturating_mul(2))?, BYTE));
@@ -559,16 +554,6 @@ fn words(element: ElementType, count: u64, kind: Kind) -> Result<(usize, c_int)>
 
 fn elements(count: u64) -> Result<usize> {
     usize::try_from(count).map_err(|_| Error::invalid(format!("{count} elements are too many")))
-}
-
-/// The bytes of one of the library's elements.
-fn bytes_of(word: c_int) -> usize {
-    match word {
-        0 | BYTE => 1,
-        6 | 9 => 2,
-        4 | 5 | 8 => 8,
-        _ => 4,
-    }
 }
 
 /// `ncclRedOp_t`.

@@ -13,8 +13,8 @@
 //!   library are called meanwhile.
 //! - [`enqueue`](Communicator::enqueue) in stream order, as a foreign call: once for an eager
 //!   submission; of a graph at each launch, or once at its instantiation, as the backend does it.
-//!   The collective line of the device orders the work of its communicators. The calls of a device
-//!   are made one at a time, unless the library [does without](CollectiveOps::takes_turns).
+//!   The order token of the device orders the work of its communicators. The calls of a device are
+//!   made one at a time, unless the library [does without](CollectiveOps::takes_turns).
 //! - [`abort`](Communicator::abort) from a helper thread, at any time, also during
 //!   [`enqueue`](Communicator::enqueue). Calls that come later fail with the cause.
 //! - [`destroy`](Communicator::destroy) from the thread of the retire list, once, after the last
@@ -27,6 +27,7 @@
 //!
 //! This module must not know which library is under it.
 
+use crate::error::unsupported;
 use crate::signature::Signature;
 use leasehold::backend::Binding;
 use leasehold::{Error, Name, Result, Runtime};
@@ -80,7 +81,7 @@ pub enum Derived {
 /// | broadcast | `count`, on the root only | `count`, on the other ranks only |
 /// | all_to_all | `count` for each rank | `count` for each rank |
 /// | send / recv | `count` / – | – / `count` |
-/// | barrier | – | the collective line, whose bytes nobody reads |
+/// | barrier | – | the order token, whose bytes nobody reads |
 ///
 /// `src` and `dst` of an all_reduce and a reduce may be the same memory. `src` of an all_gather may
 /// be its own rank's part of `dst`, and `dst` of a reduce_scatter its own rank's part of `src`.
@@ -183,8 +184,8 @@ pub trait Communicator: Any + Send + Sync {
     /// - A call in windows has the same offsets on all ranks.
     unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
         let _ = (addr, bytes);
-        Err(Error::Unsupported(
-            "this library of collectives has no windows; its calls take any memory as it is".into(),
+        Err(unsupported(
+            "this library of collectives has no windows; its calls take any memory as it is",
         ))
     }
 

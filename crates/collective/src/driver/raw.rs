@@ -31,8 +31,7 @@ impl RawNccl {
         let id = Id::of(id)?;
         let mut comm: RawComm = std::ptr::null_mut();
         // SAFETY: the place is for a communicator.
-        let code = unsafe { (api.functions.init)(&raw mut comm, size as c_int, id, rank as c_int) };
-        api.said("ncclCommInitRank", code, std::ptr::null_mut())?;
+        unsafe { api.functions.init(&raw mut comm, size as c_int, id, rank as c_int) }?;
         Ok(Self { api, comm })
     }
 
@@ -49,10 +48,7 @@ impl RawNccl {
     pub unsafe fn all_reduce(&self, stream: u64, at: u64, count: usize) -> Result<()> {
         let (at, stream) = (at as usize as *mut c_void, stream as usize as *mut c_void);
         // SAFETY: the caller vouches for stream and memory; the communicator lives.
-        let code = unsafe {
-            (self.api.functions.all_reduce)(at, at, count, FLOAT, SUM, self.comm, stream)
-        };
-        self.api.said("ncclAllReduce", code, self.comm)
+        unsafe { self.api.functions.all_reduce(at, at, count, FLOAT, SUM, self.comm, stream) }
     }
 
     /// A group of `ncclSend` and `ncclRecv`: `count` floats at the first address to rank `to`, and
@@ -76,15 +72,12 @@ impl RawNccl {
         let (to, from) = (to as c_int, from as c_int);
         // SAFETY: the caller vouches for stream and memory; the communicator lives. A group that
         // began ends, also after an error.
-        let codes = unsafe {
-            [
-                ("ncclGroupStart", (f.group_start)()),
-                ("ncclSend", (f.send)(src, count, FLOAT, to, self.comm, stream)),
-                ("ncclRecv", (f.recv)(dst, count, FLOAT, from, self.comm, stream)),
-                ("ncclGroupEnd", (f.group_end)()),
-            ]
-        };
-        codes.into_iter().try_for_each(|(name, code)| self.api.said(name, code, self.comm))
+        unsafe {
+            f.group_start()?;
+            let sent = f.send(src, count, FLOAT, to, self.comm, stream);
+            let received = f.recv(dst, count, FLOAT, from, self.comm, stream);
+            f.group_end().and(sent).and(received)
+        }
     }
 
     /// `ncclCommDestroy`. Blocks.
@@ -93,7 +86,6 @@ impl RawNccl {
     /// The library's own.
     pub fn destroy(self) -> Result<()> {
         // SAFETY: the communicator lives until here, and nothing names it any more.
-        let code = unsafe { (self.api.functions.destroy)(self.comm) };
-        self.api.said("ncclCommDestroy", code, std::ptr::null_mut())
+        unsafe { self.api.functions.destroy(self.comm) }
     }
 }

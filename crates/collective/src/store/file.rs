@@ -3,7 +3,8 @@
 //! A key is a file, which is written under another name first. A rank is a locked file: the system
 //! unlocks it when the process ends, however it ends.
 
-use super::{LONGEST_VALUE, Presence, Store, check_key, check_value, late, left, number, taken};
+use super::{LONGEST_VALUE, Presence, Store, check_key, check_value, late, left, sum, taken};
+use crate::error::timeout;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Mutex, thread};
 use leasehold::{Error, Result};
@@ -92,13 +93,10 @@ impl FileStore {
                     thread::sleep(Duration::from_millis(1));
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Err(Error::Timeout(
-                        format!(
-                            "{} was locked for {HELD:?}; look for a process that was stopped",
-                            path.display()
-                        )
-                        .into(),
-                    ));
+                    return Err(timeout(format!(
+                        "{} was locked for {HELD:?}; look for a process that was stopped",
+                        path.display()
+                    )));
                 }
                 Err(TryLockError::Error(e)) => return Err(failed("locked", path, &e)),
             }
@@ -162,10 +160,7 @@ impl Store for FileStore {
         let path = self.folder.join("lock");
         let lock = self.lock(&path)?;
         self.take(&lock, &path)?;
-        let old = self.look(key)?.map_or(Ok(0), |value| number(key, &value))?;
-        let sum = old.checked_add(by).ok_or_else(|| {
-            Error::invalid(format!("{key} has {old}, and {by} more is no 64-bit number"))
-        })?;
+        let sum = sum(key, self.look(key)?.as_deref(), by)?;
         self.put(key, sum.to_string().as_bytes())?;
         Ok(sum)
     }

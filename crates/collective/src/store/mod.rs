@@ -19,6 +19,7 @@ pub use file::FileStore;
 pub use tcp::TcpStore;
 pub use threads::ThreadStore;
 
+use crate::error::timeout;
 use leasehold::{Error, Result};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -101,14 +102,11 @@ pub trait Store: Send + Sync + fmt::Debug {
             return self.set(&open, b"");
         }
         match self.get(&open, limit) {
-            Err(Error::Timeout(_)) => Err(Error::Timeout(
-                format!(
-                    "barrier {key}: {} of {size} have come to {} within {limit:?}; look at what the others do",
-                    self.add(key, 0)?,
-                    self.place()
-                )
-                .into(),
-            )),
+            Err(Error::Timeout(_)) => Err(timeout(format!(
+                "barrier {key}: {} of {size} have come to {} within {limit:?}; look at what the others do",
+                self.add(key, 0)?,
+                self.place()
+            ))),
             got => got.map(drop),
         }
     }
@@ -145,12 +143,9 @@ pub(crate) fn check_value(key: &str, value: &[u8]) -> Result<()> {
 /// A key that got no value in time.
 #[cold]
 pub(crate) fn late(key: &str, place: &str, limit: Duration) -> Error {
-    Error::Timeout(
-        format!(
-            "{key} was not set in {place} within {limit:?}; look at what the rank does that sets it"
-        )
-        .into(),
-    )
+    timeout(format!(
+        "{key} was not set in {place} within {limit:?}; look at what the rank does that sets it"
+    ))
 }
 
 /// A rank that somebody else is.
@@ -159,6 +154,14 @@ pub(crate) fn taken(rank: u32, place: &str) -> Error {
     Error::state(format!(
         "rank {rank} is taken in {place}; give each process a rank of its own, and each run a store of its own"
     ))
+}
+
+/// The sum of a key's number and another one.
+pub(crate) fn sum(key: &str, value: Option<&[u8]>, by: i64) -> Result<i64> {
+    let old = value.map_or(Ok(0), |value| number(key, value))?;
+    old.checked_add(by).ok_or_else(|| {
+        Error::invalid(format!("{key} has {old}, and {by} more is no 64-bit number"))
+    })
 }
 
 /// A number as a value of a store.

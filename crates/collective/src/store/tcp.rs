@@ -26,6 +26,7 @@ use super::threads::{Table, slice};
 use super::{
     LONGEST_KEY, LONGEST_VALUE, Presence, Store, check_key, check_value, late, left, taken,
 };
+use crate::error::{lost, not_found, timeout, unavailable};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::{Error, Result};
@@ -54,12 +55,12 @@ const AGAIN: Duration = Duration::from_millis(50);
 const TOKEN: std::ops::RangeInclusive<usize> = 8..=128;
 
 /// A connection, which reads by lines.
-struct Line {
+struct Framed {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
-impl Line {
+impl Framed {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REQUEST))?;
@@ -213,10 +214,10 @@ impl Server {
     }
 
     fn serve(&self, serial: u64, stream: TcpStream) -> io::Result<()> {
-        let Some(mut line) = self.meet(serial, Line::new(stream)?)? else { return Ok(()) };
+        let Some(mut framed) = self.meet(serial, Framed::new(stream)?)? else { return Ok(()) };
         let mut own = None;
         let ended = loop {
-            match self.request(&mut line, &mut own) {
+            match self.request(&mut framed, &mut own) {
                 Ok(()) => {}
                 Err(e) => break e,
             }
@@ -228,44 +229,44 @@ impl Server {
     }
 
     /// Lets a client in that knows the token.
-    fn meet(&self, serial: u64, mut line: Line) -> io::Result<Option<Line>> {
+    fn meet(&self, serial: u64, mut framed: Framed) -> io::Result<Option<Framed>> {
         let until = Instant::now().checked_add(HANDSHAKE);
-        let said = line.line(until, HANDSHAKE)?;
+        let said = framed.line(until, HANDSHAKE)?;
         let Some(token) = said.strip_prefix(GREETING).and_then(|rest| rest.strip_prefix(' '))
         else {
-            line.say("no this is a store of another kind", &[])?;
+            framed.say("no this is a store of another kind", &[])?;
             return Ok(None);
         };
         let expected = self.token.as_deref().unwrap_or("-");
         // Without a shorter way for a wrong beginning.
         let differ = std::iter::zip(token.bytes(), expected.bytes()).fold(0, |d, (a, b)| d | a ^ b);
         if token.len() != expected.len() || differ != 0 {
-            line.say("no wrong token", &[])?;
+            framed.say("no wrong token", &[])?;
             return Ok(None);
         }
         // Before it hears so: a member is not sent away.
         if let Some(own) = self.open.lock().iter_mut().find(|c| c.serial == serial) {
             own.stranger = None;
         }
-        line.say("ok", &[])?;
-        Ok(Some(line))
+        framed.say("ok", &[])?;
+        Ok(Some(framed))
     }
 
-    fn request(&self, line: &mut Line, own: &mut Option<u32>) -> io::Result<()> {
-        let said = line.line(None, REQUEST)?;
+    fn request(&self, framed: &mut Framed, own: &mut Option<u32>) -> io::Result<()> {
+        let said = framed.line(None, REQUEST)?;
         let mut words = said.split(' ');
         let (what, key, more) = (words.next(), words.next().unwrap_or(""), words.next());
         let number = |word: Option<&str>| word.and_then(|w| w.parse::<i64>().ok());
         let answer = match (what, number(more)) {
             (Some("set"), Some(n)) => {
                 let n = usize::try_from(n).map_err(|_| ErrorKind::InvalidData)?;
-                let value = line.bytes(n)?;
+                let value = framed.bytes(n)?;
                 self.table.set(key, &value).map(|()| "ok".to_owned())
             }
             (Some("get"), Some(ms)) => {
                 let wait = Duration::from_millis(ms.max(0) as u64).min(WAIT);
                 match self.table.get(key, wait) {
-                    Ok(Some(value)) => return line.say(&format!("ok {}", value.len()), &value),
+                    Ok(Some(value)) => return framed.say(&format!("ok {}", value.len()), &value),
                     Ok(None) => Ok("none".to_owned()),
                     Err(e) => Err(e),
                 }
@@ -293,8 +294,8 @@ impl Server {
             _ => return Err(ErrorKind::InvalidData.into()),
         };
         match answer {
-            Ok(text) => line.say(&text, &[]),
-            Err(e) => line.say(&format!("no {}", e.to_string().replace('\n', " ")), &[]),
+            Ok(text) => framed.say(&text, &[]),
+            Err(e) => framed.say(&format!("no {}", e.to_string().replace('\n', " ")), &[]),
         }
     }
 
@@ -348,7 +349,7 @@ impl TcpStore {
                 }
                 _ => "give all ranks an address of rank 0's host",
             };
-            Error::Unavailable(format!("rank 0 cannot serve the store at {address}: {e}; {cure}").into())
+            unavailable(format!("rank 0 cannot serve the store at {address}: {e}; {cure}"))
         })?;
         let address = listener.local_addr()?;
         let server = Arc::new(Server {
@@ -382,14 +383,14 @@ impl TcpStore {
                     for at in all {
                         let client = Client::new(at, token);
                         match client.open(until) {
-                            Ok(line) => {
-                                client.idle.lock().push(line);
+                            Ok(framed) => {
+                                client.idle.lock().push(framed);
                                 return Ok(Self { address: at, side: Side::Client(client) });
                             }
                             Err(Refusal::Io(e)) => last = e.to_string(),
                             Err(refusal) => {
                                 let why = format!("the store at {address}: {refusal}");
-                                return Err(Error::Unavailable(why.into()));
+                                return Err(unavailable(why));
                             }
                         }
                     }
@@ -397,9 +398,9 @@ impl TcpStore {
                 Err(e) => last = e.to_string(),
             }
             if left(until).is_zero() {
-                return Err(Error::Timeout(
-                    format!("rank 0's store at {address} was not there within {limit:?} ({last}); start rank 0, and give all ranks its address and port").into(),
-                ));
+                return Err(timeout(format!(
+                    "rank 0's store at {address} was not there within {limit:?} ({last}); start rank 0, and give all ranks its address and port"
+                )));
             }
             thread::sleep(slice(until, AGAIN));
         }
@@ -416,13 +417,11 @@ fn resolved(address: &str) -> Result<Vec<SocketAddr>> {
     let all: Vec<_> = address
         .to_socket_addrs()
         .map_err(|e| {
-            Error::NotFound(
-                format!("{address:?} is no address of a store: {e}; give HOST:PORT").into(),
-            )
+            not_found(format!("{address:?} is no address of a store: {e}; give HOST:PORT"))
         })?
         .collect();
     if all.is_empty() {
-        return Err(Error::NotFound(format!("{address:?} has no address; give HOST:PORT").into()));
+        return Err(not_found(format!("{address:?} has no address; give HOST:PORT")));
     }
     Ok(all)
 }
@@ -455,9 +454,9 @@ fn check_reach(address: &str, all: &[SocketAddr], token: Option<&str>) -> Result
 struct Client {
     at: SocketAddr,
     token: String,
-    idle: Mutex<Vec<Line>>,
+    idle: Mutex<Vec<Framed>>,
     /// The connection that stands for a rank.
-    rank: Mutex<Option<Line>>,
+    rank: Mutex<Option<Framed>>,
 }
 
 enum Refusal {
@@ -492,13 +491,13 @@ impl Client {
         Self { at, token, idle: Mutex::default(), rank: Mutex::default() }
     }
 
-    fn open(&self, until: Option<Instant>) -> Result<Line, Refusal> {
+    fn open(&self, until: Option<Instant>) -> Result<Framed, Refusal> {
         let patience = slice(until, HANDSHAKE).max(Duration::from_millis(100));
-        let mut line = Line::new(TcpStream::connect_timeout(&self.at, patience)?)?;
-        line.say(&format!("{GREETING} {}", self.token), &[])?;
+        let mut framed = Framed::new(TcpStream::connect_timeout(&self.at, patience)?)?;
+        framed.say(&format!("{GREETING} {}", self.token), &[])?;
         let until = Instant::now().checked_add(HANDSHAKE);
-        match line.line(until, HANDSHAKE) {
-            Ok(said) if said == "ok" => Ok(line),
+        match framed.line(until, HANDSHAKE) {
+            Ok(said) if said == "ok" => Ok(framed),
             Ok(said) if said == "no wrong token" => Err(Refusal::Wrong(
                 "it has another token; set LEASEHOLD_TOKEN to the same secret on all ranks".to_owned(),
             )),
@@ -512,23 +511,22 @@ impl Client {
     }
 
     fn lost(&self, why: impl fmt::Display) -> Error {
-        Error::PeerLost {
-            rank: 0,
-            why: format!(
+        lost(
+            0,
+            format!(
                 "its store at tcp://{} does not answer ({why}); look at what became of rank 0",
                 self.at
-            )
-            .into(),
-        }
+            ),
+        )
     }
 
     /// Another connection, within a limit. While strangers crowd the server, it may send a client
     /// away too.
-    fn another(&self, limit: Duration) -> Result<Line> {
+    fn another(&self, limit: Duration) -> Result<Framed> {
         let until = Instant::now().checked_add(limit);
         loop {
             let why = match self.open(until) {
-                Ok(line) => return Ok(line),
+                Ok(framed) => return Ok(framed),
                 Err(Refusal::Wrong(why)) => return Err(self.lost(why)),
                 // Nobody listens where the server has ended.
                 Err(Refusal::Io(e)) if e.kind() == ErrorKind::ConnectionRefused => {
@@ -547,22 +545,22 @@ impl Client {
     /// Makes a request and gives the answer, with the bytes behind it, for a request's limit.
     fn ask(&self, request: &str, bytes: &[u8], limit: Duration) -> Result<(String, Vec<u8>)> {
         let idle = self.idle.lock().pop();
-        let mut line = idle.map_or_else(|| self.another(limit.max(HANDSHAKE)), Ok)?;
-        let answer = Self::exchange(&mut line, request, bytes).map_err(|e| self.lost(e))?;
-        self.idle.lock().push(line);
+        let mut framed = idle.map_or_else(|| self.another(limit.max(HANDSHAKE)), Ok)?;
+        let answer = Self::exchange(&mut framed, request, bytes).map_err(|e| self.lost(e))?;
+        self.idle.lock().push(framed);
         match answer.0.strip_prefix("no ") {
             Some(why) => Err(Error::state(why.to_owned())),
             None => Ok(answer),
         }
     }
 
-    fn exchange(line: &mut Line, request: &str, bytes: &[u8]) -> io::Result<(String, Vec<u8>)> {
-        line.say(request, bytes)?;
+    fn exchange(framed: &mut Framed, request: &str, bytes: &[u8]) -> io::Result<(String, Vec<u8>)> {
+        framed.say(request, bytes)?;
         let until = Instant::now().checked_add(WAIT + REQUEST);
-        let answer = line.line(until, REQUEST)?;
+        let answer = framed.line(until, REQUEST)?;
         let is_get = request.starts_with("get ");
         let n = is_get.then(|| answer.strip_prefix("ok ")?.parse::<usize>().ok()).flatten();
-        let bytes = n.map_or(Ok(Vec::new()), |n| line.bytes(n))?;
+        let bytes = n.map_or(Ok(Vec::new()), |n| framed.bytes(n))?;
         Ok((answer, bytes))
     }
 }
@@ -639,12 +637,12 @@ impl Store for TcpStore {
             }
             Side::Client(client) => {
                 let mut own = client.rank.lock();
-                let mut line = client.another(REQUEST)?;
-                let (answer, _) = Client::exchange(&mut line, &format!("enter {rank}"), &[])
+                let mut framed = client.another(REQUEST)?;
+                let (answer, _) = Client::exchange(&mut framed, &format!("enter {rank}"), &[])
                     .map_err(|e| client.lost(e))?;
                 let free = own.is_none() && answer == "ok";
                 if free {
-                    *own = Some(line);
+                    *own = Some(framed);
                 }
                 free
             }

@@ -1,6 +1,6 @@
 //! A store in the memory of the process, for ranks that are threads.
 
-use super::{Presence, Store, check_key, check_value, late, left, number, taken};
+use super::{Presence, Store, check_key, check_value, late, left, sum, taken};
 use leasehold::backend::sync::{Arc, Condvar, Mutex};
 use leasehold::{Error, Result};
 use std::collections::HashMap;
@@ -65,10 +65,7 @@ impl Table {
     pub(super) fn add(&self, key: &str, by: i64) -> Result<i64> {
         check_key(key)?;
         let mut state = self.state.lock();
-        let old = state.values.get(key).map_or(Ok(0), |value| number(key, value))?;
-        let sum = old.checked_add(by).ok_or_else(|| {
-            Error::invalid(format!("{key} has {old}, and {by} more is no 64-bit number"))
-        })?;
+        let sum = sum(key, state.values.get(key).map(Vec::as_slice), by)?;
         let text = sum.to_string().into_bytes();
         state.bytes += text.len();
         match state.values.insert(key.to_owned(), text) {
@@ -169,7 +166,7 @@ impl Drop for ThreadStore {
     fn drop(&mut self) {
         if let Some(rank) = *self.rank.lock() {
             if !std::thread::panicking() {
-                // Read by the other ranks' watches. A full table loses the word alone.
+                // Read by the other ranks' watchdogs. A full table loses the word alone.
                 let _ = self.table.set(&format!("left/{rank}"), b"");
             }
             self.table.leave(rank);

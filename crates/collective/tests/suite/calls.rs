@@ -308,7 +308,7 @@ fn collectives_of_two_streams_and_communicators_have_one_order() {
         let (one, two) = (r.runtime.create_stream()?, r.runtime.create_stream()?);
         let (x, y) = (r.runtime.upload(&[1u32])?, r.runtime.upload(&[1u32])?);
         for _ in 0..50 {
-            // Without the line the second could run first on some ranks.
+            // Without the token the second could run first on some ranks.
             r.comm.all_reduce(&one, &x, Reduce::Largest)?;
             other.all_reduce(&two, &y, Reduce::Largest)?;
             other.barrier(&one)?;

@@ -11,4 +11,4 @@ mod orders;
 mod random;
 mod stores;
 mod variables;
-mod watch;
+mod watchdog;

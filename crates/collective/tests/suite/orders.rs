@@ -3,8 +3,8 @@
 //! The tests of `leasehold-collective-sim` have this module too, with ranks on simulated devices.
 
 use crate::common::{Rank, ranks_that_wait, ranks_with};
-use leasehold::{Array, Error, Result, Stream};
-use leasehold_collective::{Comm, CommConfig, Reduce};
+use leasehold::{Array, Error, Graph, Result, Stream};
+use leasehold_collective::{Check, Comm, CommConfig, Reduce};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -22,7 +22,12 @@ struct Two {
 
 impl Two {
     fn of(r: &Rank) -> Result<Self> {
-        let made = |name| r.world.comm(&r.runtime, &r.config(name).timeout(LIMIT));
+        Self::checked(r, Check::Recordings)
+    }
+
+    fn checked(r: &Rank, check: Check) -> Result<Self> {
+        let config = |name| r.config(name).timeout(LIMIT).check(check);
+        let made = |name| r.world.comm(&r.runtime, &config(name));
         Ok(Self {
             comms: [made("a")?, made("b")?],
             streams: [r.runtime.create_stream()?, r.runtime.create_stream()?],
@@ -82,23 +87,26 @@ fn two_communicators_in_opposite_order_are_a_dead_lock_that_is_named() {
     }
 }
 
+/// A communicator of this rank and the next one, and one of the rank before and this one.
+fn pairs(r: &Rank, comm: &Comm) -> Result<[Comm; 2]> {
+    let me = r.me();
+    let mut pairs = Vec::new();
+    for i in 0..3 {
+        let inside = me == i || me == (i + 1) % 3;
+        pairs.push(comm.split(inside.then_some(i), 0)?);
+    }
+    Ok([me, (me + 2) % 3].map(|i| pairs[i as usize].clone().expect("a member")))
+}
+
 #[test]
 fn three_ranks_that_wait_in_a_ring_are_a_dead_lock_that_is_named() {
     let errors = ranks_that_wait(3, &config(), |r| {
-        // Communicator i is of ranks i and i + 1.
-        let me = r.me();
-        let mut pairs = Vec::new();
-        for i in 0..3 {
-            let inside = me == i || me == (i + 1) % 3;
-            pairs.push(r.comm.split(inside.then_some(i), 0)?);
-        }
+        let [own, before] = pairs(r, &r.comm)?;
         let x = r.runtime.upload(&[1.0f32; 8])?;
         let (y, begun) = (r.runtime.upload(&[1.0f32; 8])?, Instant::now());
-        let [own, before] =
-            [me, (me + 2) % 3].map(|i| pairs[i as usize].as_ref().expect("a member"));
         own.all_reduce(&r.runtime.create_stream()?, &x, Reduce::Sum)?;
         before.all_reduce(&r.runtime.create_stream()?, &y, Reduce::Sum)?;
-        Ok([failure(own, begun), failure(before, begun)])
+        Ok([failure(&own, begun), failure(&before, begun)])
     });
     for error in errors.into_iter().flat_map(Result::unwrap) {
         contains(
@@ -153,6 +161,90 @@ fn graphs_that_are_launched_in_opposite_order_are_a_dead_lock_that_is_named() {
     }
 }
 
+/// A graph of a rank of three: sums by the pairs' communicators, `rounds` times.
+fn ring(r: &Rank, order: [&Comm; 2], rounds: usize) -> Result<Graph> {
+    let (x, y) = (r.runtime.upload(&[1.0f32; 8])?, r.runtime.upload(&[1.0f32; 8])?);
+    r.runtime.record_graph(|rec| {
+        for _ in 0..rounds {
+            order[0].all_reduce(rec.stream(), &x, Reduce::Largest)?;
+            order[1].all_reduce(rec.stream(), &y, Reduce::Largest)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn graphs_whose_pairs_wait_in_a_ring_are_a_dead_lock_that_is_named() {
+    let errors = ranks_that_wait(3, &config(), |r| {
+        let [own, before] = pairs(r, &r.comm)?;
+        let (graph, begun) = (ring(r, [&own, &before], 3)?, Instant::now());
+        graph.launch_on(r.runtime.stream())?;
+        Ok([failure(&own, begun), failure(&before, begun)])
+    });
+    for error in errors.into_iter().flat_map(Result::unwrap) {
+        let chain = "rank 0 waits in tp.0 recorded #0 all_reduce 8 f32 Largest of launch 0 for rank 1, which waits in tp.1 recorded #0 all_reduce 8 f32 Largest of launch 0 for rank 2, which waits in tp.2 recorded #0 all_reduce 8 f32 Largest of launch 0 for rank 0";
+        contains(&error, &["dead-lock", "in one order", "in one communicator", chain]);
+    }
+}
+
+#[test]
+fn graphs_whose_pairs_come_in_one_order_are_no_dead_lock() {
+    let results = ranks_with(3, &config(), |r| {
+        let [own, before] = pairs(r, &r.comm)?;
+        // All ranks have the pairs in the order of their numbers.
+        let order = if r.me() == 0 { [&own, &before] } else { [&before, &own] };
+        let graph = ring(r, order, 3)?;
+        for step in 0..9 {
+            // A rank is late for longer than a look takes, each in turn.
+            if step % 3 == r.me() {
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            graph.launch_on(r.runtime.stream())?;
+        }
+        r.runtime.stream().synchronize()?;
+        r.world.barrier("over", LIMIT)?;
+        Ok(own.failure().or(before.failure()))
+    });
+    for result in results {
+        assert!(result.as_ref().is_ok_and(Option::is_none), "{result:?}");
+    }
+}
+
+#[test]
+fn checked_calls_in_opposite_order_are_a_dead_lock_that_is_named() {
+    let errors = ranks_with(2, &config(), |r| {
+        let (two, begun) = (Two::checked(r, Check::Each)?, Instant::now());
+        let errors = order(r).map(|i| two.sum([i, i], None).err());
+        assert!(begun.elapsed() < LIMIT / 2, "at its limit");
+        r.world.barrier("over", LIMIT)?;
+        Ok(errors)
+    });
+    for error in errors.into_iter().flat_map(Result::unwrap) {
+        let chain = "rank 0 waits in a #0 all_reduce 64 f32 Sum for rank 1, which waits in b #0 all_reduce 64 f32 Sum for rank 0";
+        contains(&error.expect("a failure"), &["dead-lock", "in one order", chain]);
+    }
+}
+
+#[test]
+fn checked_calls_in_a_ring_are_a_dead_lock_that_is_named() {
+    let errors = ranks_with(3, &config(), |r| {
+        let checked = r.config("each").timeout(LIMIT).check(Check::Each);
+        let [own, before] = pairs(r, &r.world.comm(&r.runtime, &checked)?)?;
+        let (x, begun) = (r.runtime.upload(&[1.0f32; 8])?, Instant::now());
+        let errors = [own, before].map(|pair| {
+            let called = pair.all_reduce(r.runtime.stream(), &x, Reduce::Sum);
+            called.err().unwrap_or_else(|| failure(&pair, begun))
+        });
+        assert!(begun.elapsed() < LIMIT / 2, "at its limit");
+        r.world.barrier("over", LIMIT)?;
+        Ok(errors)
+    });
+    for error in errors.into_iter().flat_map(Result::unwrap) {
+        let chain = "rank 0 waits in each.0 #0 all_reduce 8 f32 Sum for rank 1, which waits in each.1 #0 all_reduce 8 f32 Sum for rank 2, which waits in each.2 #0";
+        contains(&error, &["dead-lock", chain]);
+    }
+}
+
 #[test]
 fn recordings_with_two_communicators_in_opposite_order_are_named_before_a_launch() {
     let errors = ranks_with(3, &config(), |r| {
@@ -190,8 +282,17 @@ fn communicators_with_orders_of_their_own_are_recorded_in_any() {
 
 #[test]
 fn ranks_that_are_late_and_call_in_one_order_are_no_dead_lock() {
+    late_in_one_order(Check::Recordings);
+}
+
+#[test]
+fn ranks_whose_checked_calls_are_late_and_in_one_order_are_no_dead_lock() {
+    late_in_one_order(Check::Each);
+}
+
+fn late_in_one_order(check: Check) {
     let results = ranks_with(3, &config(), |r| {
-        let two = Two::of(r)?;
+        let two = Two::checked(r, check)?;
         let pair = r.comm.split((r.me() != 1).then_some(0), 0)?;
         let mut x = 1 + r.me();
         for step in 0..24u64 {

@@ -141,18 +141,6 @@ impl<'s, State> KernelSession<'s, State> {
         KernelSession { stream, submit_guard, kernel, _state: PhantomData }
     }
 
-    /// The stream that the session is open on.
-    #[must_use]
-    pub fn stream(&self) -> &'s Stream {
-        self.stream
-    }
-
-    /// The kernel's pipeline, which has the kernel's declarations.
-    #[must_use]
-    pub fn pipeline(&self) -> &'s Pipeline {
-        &self.kernel.pipeline
-    }
-
     /// Notes the operands that the launch depends on. Used by
     /// [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]

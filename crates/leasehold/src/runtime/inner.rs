@@ -574,3 +574,10 @@ impl Drop for RuntimeInner {
         self.extensions.get_mut().clear();
     }
 }
+
+/// The recorded uses of a buffer that may still go on.
+pub(crate) fn pending(buffer: &Buffer) -> Vec<Timepoint> {
+    let mut uses = vec![buffer.write_timepoint()];
+    buffer.for_each_read(|read| uses.push(read));
+    uses.into_iter().filter(|used| !used.has_passed()).filter_map(|used| used.timepoint()).collect()
+}

@@ -1,7 +1,7 @@
 //! Kernels in CUDA C++ on simulated CUDA: the emulator compiles and runs their sources.
 
+use leasehold::Growing;
 use leasehold::cuda::CudaConfig;
-use leasehold::growing::Growing;
 use leasehold::kernel::{Grid, KernelCheck, KernelDesc, KernelSource};
 use leasehold::prelude::*;
 use leasehold::{Access, Context, Error};

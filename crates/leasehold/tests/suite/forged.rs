@@ -2,10 +2,10 @@
 
 use crate::between::World;
 use crate::common::*;
+use leasehold::Growing;
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
-use leasehold::growing::{Growing, GrowingParts};
-use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{
     Access, Allocator, Buffer, BufferHandle, BufferView, GraphUpdate, Lease, Protection, Runtime,
     View, ops,
@@ -146,8 +146,8 @@ fn a_guessed_handle_leads_to_no_part_of_what_grows() {
     let runtime = runtime();
     let probes: Vec<_> = (0..64).map(|_| runtime.alloc(0).unwrap()).collect();
     let guesses = guesses(probes);
-    let parts = GrowingParts::new(&runtime, 4, MOST).unwrap();
-    parts.grow(runtime.stream(), 0..4, MOST).unwrap();
+    let parts = Growing::<u8>::with_parts(&runtime, 4, MOST as usize).unwrap();
+    parts.parts(0..4).grow(runtime.stream(), MOST as usize).unwrap();
     let found = guesses.iter().filter_map(|&guess| runtime.allocator().lease(guess).ok());
     let lengths: Vec<_> = found.map(|found| found.len()).collect();
     assert!(!lengths.contains(&MOST), "{lengths:?}");
@@ -198,17 +198,18 @@ fn all_handles_lead_to_what_was_given_out() {
         for cache in std::iter::once(&cache).chain(&fork) {
             given.extend([cache.view(), cache.limit().view()].map(lease));
         }
-        let pools = ["used", "asleep"].map(|name| SuspendablePool::new(&runtime, name).unwrap());
+        let pools = ["used", "asleep"]
+            .map(|name| Pool::new(&runtime, name, PoolKind::Suspendable).unwrap());
         let grown = pools.each_ref().map(|pool| {
             given.push(pool.alloc(N as u64).unwrap());
-            let parts = pool.growing_parts(4, N as u64).unwrap();
-            (Some(pool.growing::<u32>(N).unwrap()), parts)
+            let parts = pool.growing::<u8>(4, N).unwrap();
+            (Some(pool.growing::<u32>(1, N).unwrap()), parts)
         });
-        let parts = GrowingParts::new(&runtime, 4, N as u64).unwrap();
+        let parts = Growing::<u8>::with_parts(&runtime, 4, N).unwrap();
         for (cache, parts) in grown.iter().chain([&(None, parts)]) {
-            parts.grow(stream, 1..3, N as u64 / 2).unwrap();
+            parts.parts(1..3).grow(stream, N / 2).unwrap();
             let whole = parts.reservation(Access::Read);
-            given.extend([whole.view(), parts.limits().view()].map(lease));
+            given.extend([whole.view(), parts.limit().view()].map(lease));
             if let Some(cache) = cache {
                 cache.grow(stream, 1000).unwrap();
                 given.extend([cache.view(), cache.limit().view()].map(lease));
@@ -219,9 +220,7 @@ fn all_handles_lead_to_what_was_given_out() {
         }
         pools[0].resume().unwrap();
         #[cfg(target_os = "linux")]
-        given.push(
-            leasehold::share::ShareablePool::new(&runtime, "shared").unwrap().alloc(64).unwrap(),
-        );
+        given.push(Pool::new(&runtime, "shared", PoolKind::Shareable).unwrap().alloc(64).unwrap());
 
         let graph = runtime.record_graph(|recorded| {
             let temporaries = [recorded.alloc(N as u64)?, recorded.alloc(N as u64)?];
@@ -275,7 +274,7 @@ fn all_handles_lead_to_what_was_given_out() {
 fn a_guessed_handle_leads_to_no_copy_of_a_suspension() {
     const ROUNDS: u32 = 100;
     let runtime = runtime();
-    let pool = SuspendablePool::new(&runtime, "pool").unwrap();
+    let pool = Pool::new(&runtime, "pool", PoolKind::Suspendable).unwrap();
     let own: Vec<_> = (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect();
     // The rows that this thread takes next. In each round the copies take them twice.
     let probes: Vec<_> = (0..8).map(|_| runtime.alloc(0).unwrap()).collect();

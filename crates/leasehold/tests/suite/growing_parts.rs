@@ -2,9 +2,9 @@
 //! graphs stay valid.
 
 use crate::common::*;
-use leasehold::growing::GrowingParts;
+use leasehold::Growing;
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{
     Access, Array, BackendKind, Context, DeviceId, Graph, KernelBase, Result, Runtime, Stream, View,
 };
@@ -61,17 +61,17 @@ fn fill() -> KernelBase {
 fn launch_parts(
     stream: &Stream,
     kernel: &KernelBase,
-    parts: &GrowingParts,
+    parts: &Growing<u8>,
     out: &Array<f32>,
     write: u32,
 ) -> Result<()> {
     use leasehold::kernel::Grid;
-    let operands = [parts.reservation(Access::ReadWrite), parts.limits(), out.write()];
+    let operands = [parts.reservation(Access::ReadWrite), parts.limit(), out.write()];
     let grid = Grid::new([(out.len() / PARTS) as u32, PARTS as u32, 1]);
     stream.launch(kernel, &operands, &write, grid).map(drop)
 }
 
-fn launch_fill(stream: &Stream, kernel: &KernelBase, parts: &GrowingParts, out: &Array<f32>) {
+fn launch_fill(stream: &Stream, kernel: &KernelBase, parts: &Growing<u8>, out: &Array<f32>) {
     launch_parts(stream, kernel, parts, out, 1).unwrap();
 }
 
@@ -95,7 +95,7 @@ fn reached(runtime: &Runtime, out: &Array<f32>) -> Vec<usize> {
 fn a_recorded_launch_reaches_what_each_part_has() {
     let runtime = runtime();
     let (stream, kernel) = (runtime.stream(), fill());
-    let parts = GrowingParts::new(&runtime, PARTS, 8 << 20).unwrap();
+    let parts = Growing::<u8>::with_parts(&runtime, PARTS, 8 << 20).unwrap();
     let out = runtime.zeros::<f32>(PARTS * 8).unwrap();
     let graph = runtime
         .record_graph(|r| {
@@ -110,23 +110,23 @@ fn a_recorded_launch_reaches_what_each_part_has() {
         launch_fill(stream, &kernel, &parts, &out);
         assert_eq!(reached(&runtime, &out), wanted);
     };
-    let bytes = |blocks: usize| (4 * BLOCK * blocks) as u64;
+    let bytes = |blocks: usize| 4 * BLOCK * blocks;
     expect([0; 4]);
-    parts.grow(stream, 1..3, bytes(2)).unwrap();
+    parts.parts(1..3).grow(stream, bytes(2)).unwrap();
     expect([0, 2, 2, 0]);
-    parts.grow(stream, 0..4, bytes(1)).unwrap();
+    parts.parts(0..4).grow(stream, bytes(1)).unwrap();
     expect([1, 2, 2, 1]);
-    parts.grow(stream, 3..4, bytes(8)).unwrap();
-    parts.shrink(stream, 0..3, bytes(1)).unwrap();
+    parts.parts(3..4).grow(stream, bytes(8)).unwrap();
+    parts.parts(0..3).shrink(stream, bytes(1)).unwrap();
     expect([1, 1, 1, 8]);
-    assert_eq!(parts.committed(), bytes(11));
+    assert_eq!(parts.committed(), bytes(11) as u64);
     // The driver has the memory of nobody back, and the launches still know what is there.
-    parts.shrink(stream, 2..4, 0).unwrap();
+    parts.parts(2..4).shrink(stream, 0).unwrap();
     runtime.allocator().trim(0).unwrap();
     expect([1, 1, 0, 0]);
     let clone = parts.clone();
     drop(parts);
-    assert_eq!(clone.len(1), bytes(1));
+    assert_eq!(clone.parts(1..2).len(), bytes(1));
     graph.launch().unwrap();
     // Work that the process leaves behind looks like a leak.
     stream.synchronize().unwrap();
@@ -136,21 +136,22 @@ fn a_recorded_launch_reaches_what_each_part_has() {
 fn several_parts_grow_together_or_not_at_all() {
     for runtime in [runtime(), cuda()] {
         let (stream, at) = (runtime.stream(), runtime.device());
-        let parts = GrowingParts::new(&runtime, PARTS, 8 << 20).unwrap();
-        parts.grow(stream, 1..2, 1000).unwrap();
-        let before = || (0..PARTS).map(|part| parts.len(part)).collect::<Vec<_>>();
+        let parts = Growing::<u8>::with_parts(&runtime, PARTS, 8 << 20).unwrap();
+        parts.parts(1..2).grow(stream, 1000).unwrap();
+        let before =
+            || (0..PARTS).map(|part| parts.parts(part..part + 1).len()).collect::<Vec<_>>();
         assert_eq!(before(), [0, 1000, 0, 0]);
         runtime.allocator().set_budget(runtime.allocator().stats().reserved + (9 << 20));
-        let e = parts.grow(stream, 0..4, 6 << 20).expect_err("over the budget");
+        let e = parts.parts(0..4).grow(stream, 6 << 20).expect_err("over the budget");
         assert!(e.is_out_of_memory(), "{at}: {e}");
         assert_eq!(before(), [0, 1000, 0, 0], "{at}");
         // The memory of the first ones lies ready, and goes to whoever needs it.
-        assert!(parts.try_grow(stream, 0..1, 6 << 20).unwrap(), "{at}");
-        assert!(!parts.try_grow(stream, 0..4, 6 << 20).unwrap(), "{at}");
+        assert!(parts.parts(0..1).try_grow(stream, 6 << 20).unwrap(), "{at}");
+        assert!(!parts.parts(0..4).try_grow(stream, 6 << 20).unwrap(), "{at}");
         assert_eq!(before(), [6 << 20, 1000, 0, 0], "{at}");
-        parts.shrink(stream, 0..1, 0).unwrap();
+        parts.parts(0..1).shrink(stream, 0).unwrap();
         stream.synchronize().unwrap();
-        parts.grow(stream, 3..4, 8 << 20).unwrap();
+        parts.parts(3..4).grow(stream, 8 << 20).unwrap();
         assert_eq!(before(), [0, 1000, 0, 8 << 20], "{at}");
     }
 }
@@ -176,8 +177,8 @@ fn cuda_and_driver() -> (Runtime, Arc<SimDriver>) {
 /// Parts of a pool that hold the numbers of their blocks, and a graph that reads them.
 struct Pooled {
     runtime: Runtime,
-    pool: SuspendablePool,
-    parts: GrowingParts,
+    pool: Pool,
+    parts: Growing<u8>,
     kernel: KernelBase,
     out: Array<f32>,
     graph: Graph,
@@ -197,15 +198,16 @@ impl Pooled {
             BackendKind::Cpu => KernelSource::Cpu(run_fill),
             _ => KernelSource::Ptx(PTX.into()),
         };
-        let (pool, kernel) = (SuspendablePool::new(runtime, "caches").unwrap(), fill_of(source));
-        let parts = pool.growing_parts(PARTS, 8 << 20).unwrap();
+        let (pool, kernel) =
+            (Pool::new(runtime, "caches", PoolKind::Suspendable).unwrap(), fill_of(source));
+        let parts = pool.growing::<u8>(PARTS, 8 << 20).unwrap();
         let out = runtime.zeros::<f32>(PARTS * 8).unwrap();
         // Recorded without memory.
         let graph =
             runtime.record_graph(|r| launch_parts(r.stream(), &kernel, &parts, &out, 0)).unwrap();
         for (part, blocks) in Self::BLOCKS.into_iter().enumerate() {
-            let bytes = (4 * BLOCK * blocks) as u64;
-            parts.grow(runtime.stream(), part..part + 1, bytes).unwrap();
+            let bytes = 4 * BLOCK * blocks;
+            parts.parts(part..part + 1).grow(runtime.stream(), bytes).unwrap();
         }
         launch_fill(runtime.stream(), &kernel, &parts, &out);
         let addr = parts.reservation(Access::Read).view().addr();
@@ -228,10 +230,10 @@ fn parts_of_a_pool_go_and_come_back_under_a_graph() {
         let (pooled, stream) = (Pooled::new(&runtime), runtime.stream());
         let Pooled { pool, parts, .. } = &pooled;
         pooled.check();
-        let other = pool.growing::<u32>(1 << 20).unwrap();
+        let other = pool.growing::<u32>(1, 1 << 20).unwrap();
         other.grow(stream, 1000).unwrap();
         stream.fill(other.view(), 7u32).unwrap();
-        let lengths = || [0, 1, 2, 3].map(|part| parts.len(part));
+        let lengths = || [0, 1, 2, 3].map(|part| parts.parts(part..part + 1).len());
         for _ in 0..3 {
             let (before, live) = (lengths(), pool.stats().live);
             assert_eq!(live, PARTS as u64 + 1);
@@ -240,20 +242,20 @@ fn parts_of_a_pool_go_and_come_back_under_a_graph() {
             assert_eq!(kind(pooled.graph.launch()), "Suspended");
             let eager = launch_parts(stream, &pooled.kernel, parts, &pooled.out, 1);
             assert_eq!(kind(eager), "Suspended");
-            assert_eq!(kind(parts.grow(stream, 0..4, 8 << 20)), "Suspended");
-            assert_eq!(kind(parts.try_grow(stream, 0..4, 8 << 20)), "Suspended");
-            assert_eq!(kind(parts.prepare(0..4, 8 << 20)), "Suspended");
-            assert_eq!(kind(parts.shrink(stream, 0..4, 0)), "Suspended");
-            assert_eq!(kind(pool.growing_parts(2, 100)), "Suspended");
+            assert_eq!(kind(parts.parts(0..4).grow(stream, 8 << 20)), "Suspended");
+            assert_eq!(kind(parts.parts(0..4).try_grow(stream, 8 << 20)), "Suspended");
+            assert_eq!(kind(parts.parts(0..4).prepare(8 << 20)), "Suspended");
+            assert_eq!(kind(parts.parts(0..4).shrink(stream, 0)), "Suspended");
+            assert_eq!(kind(pool.growing::<u8>(2, 100)), "Suspended");
             assert_eq!(lengths(), before);
             pool.resume().unwrap();
             assert_eq!((lengths(), pool.stats().live), (before, live));
             pooled.check();
             assert_eq!(runtime.to_vec(other.as_view()).unwrap(), [7; 1000]);
             // Parts that were longer for a while leave nothing behind.
-            parts.grow(stream, 0..3, 4 << 20).unwrap();
+            parts.parts(0..3).grow(stream, 4 << 20).unwrap();
             for (part, bytes) in before.into_iter().enumerate() {
-                parts.shrink(stream, part..part + 1, bytes).unwrap();
+                parts.parts(part..part + 1).shrink(stream, bytes).unwrap();
             }
         }
         // Parts that nobody has any more take no memory at the resumption.
@@ -275,7 +277,7 @@ fn a_failing_call_of_the_driver_loses_no_part() {
             let (mut runtime, driver) = cuda_and_driver();
             let pooled = Pooled::new(&runtime);
             let Pooled { pool, parts, .. } = &pooled;
-            let lengths = || [0, 1, 2, 3].map(|part| parts.len(part));
+            let lengths = || [0, 1, 2, 3].map(|part| parts.parts(part..part + 1).len());
             let before = lengths();
             runtime.synchronize().unwrap();
             let start = driver.machine().calls();
@@ -284,7 +286,7 @@ fn a_failing_call_of_the_driver_loses_no_part() {
             let suspended = pool.suspend(Contents::Keep).map(drop);
             let resumed = if pool.is_suspended() { pool.resume() } else { Ok(()) };
             let grown = match (&suspended, &resumed) {
-                (Ok(()), Ok(())) => parts.grow(runtime.stream(), 0..4, 8 << 20),
+                (Ok(()), Ok(())) => parts.parts(0..4).grow(runtime.stream(), 8 << 20),
                 _ => Ok(()),
             };
             let made = driver.machine().calls() - start;
@@ -296,14 +298,14 @@ fn a_failing_call_of_the_driver_loses_no_part() {
                 runtime.replace_default_stream().unwrap();
             }
             if pool.is_suspended() {
-                assert_eq!(kind(parts.grow(runtime.stream(), 0..1, 8 << 20)), "Suspended");
+                assert_eq!(kind(parts.parts(0..1).grow(runtime.stream(), 8 << 20)), "Suspended");
                 pool.resume().unwrap();
             }
             if [&suspended, &resumed, &grown].iter().any(|result| result.is_err()) {
                 assert_eq!(lengths(), before, "call {call}: {grown:?}");
             }
             for (part, bytes) in before.into_iter().enumerate() {
-                parts.shrink(runtime.stream(), part..part + 1, bytes).unwrap();
+                parts.parts(part..part + 1).shrink(runtime.stream(), bytes).unwrap();
             }
             Pooled { runtime: runtime.clone(), ..pooled }.check();
             // Some calls are asked for what they say, and their failure is nobody's affair.
@@ -326,43 +328,43 @@ fn refused<T>(result: Result<T>, text: &str) {
 fn bad_use_of_parts_is_refused_and_changes_nothing() {
     let runtime = runtime();
     let (stream, kernel) = (runtime.stream(), fill());
-    let parts = GrowingParts::new(&runtime, PARTS, 8 << 20).unwrap();
-    parts.grow(stream, 0..1, 4096).unwrap();
-    refused(GrowingParts::new(&runtime, 0, 5), "0 growing blocks");
-    refused(GrowingParts::new(&runtime, 3, 0), "want 1 or more");
-    refused(GrowingParts::new(&runtime, usize::MAX, 1 << 40), "addresses");
-    refused(parts.grow(stream, 3..5, 1), "parts 3..5 of 4");
+    let parts = Growing::<u8>::with_parts(&runtime, PARTS, 8 << 20).unwrap();
+    parts.parts(0..1).grow(stream, 4096).unwrap();
+    refused(Growing::<u8>::with_parts(&runtime, 0, 5), "0 growing blocks");
+    refused(Growing::<u8>::with_parts(&runtime, 3, 0), "want 1 or more");
+    refused(Growing::<u8>::with_parts(&runtime, usize::MAX, 1 << 40), "addresses");
+    refused(parts.parts(3..5).grow(stream, 1), "parts 3..5 of 4");
     #[expect(clippy::reversed_empty_ranges, reason = "that is the mistake")]
     let reversed = 3..2;
-    refused(parts.grow(stream, reversed.clone(), 1), "begin no later");
-    refused(parts.shrink(stream, reversed, 0), "begin no later");
-    refused(parts.prepare(0..1, (8 << 20) + 1), "larger maximum");
+    refused(parts.parts(reversed.clone()).grow(stream, 1), "begin no later");
+    refused(parts.parts(reversed).shrink(stream, 0), "begin no later");
+    refused(parts.parts(0..1).prepare((8 << 20) + 1), "larger maximum");
     let elsewhere = crate::common::runtime();
-    refused(parts.grow(elsewhere.stream(), 0..1, 8192), "not a stream of");
-    refused(parts.shrink(elsewhere.stream(), 0..1, 0), "not a stream of");
+    refused(parts.parts(0..1).grow(elsewhere.stream(), 8192), "not a stream of");
+    refused(parts.parts(0..1).shrink(elsewhere.stream(), 0), "not a stream of");
     let recorded = runtime.record_graph(|r| {
-        assert_eq!(kind(GrowingParts::new(r, 1, 10)), "Recording");
-        assert_eq!(kind(parts.grow(r.stream(), 0..1, 8192)), "Recording");
-        assert_eq!(kind(parts.shrink(r.stream(), 0..1, 0)), "Recording");
+        assert_eq!(kind(Growing::<u8>::with_parts(r, 1, 10)), "Recording");
+        assert_eq!(kind(parts.parts(0..1).grow(r.stream(), 8192)), "Recording");
+        assert_eq!(kind(parts.parts(0..1).shrink(r.stream(), 0)), "Recording");
         Ok(())
     });
     drop(recorded);
     // Nothing but a kernel that keeps to the limits reaches the parts.
-    let other = GrowingParts::new(&runtime, PARTS, 8 << 20).unwrap();
+    let other = Growing::<u8>::with_parts(&runtime, PARTS, 8 << 20).unwrap();
     let out = runtime.zeros::<f32>(4).unwrap();
     let whole = parts.reservation(Access::ReadWrite);
-    let wrong = [whole, other.limits(), out.write()];
+    let wrong = [whole, other.limit(), out.write()];
     refused(launch(stream, &kernel, &wrong, &[0; 4], 1), "bind Growing::limit of the same");
     refused(stream.fill(whole.view().part(..4).unwrap(), 0u8), "has 0 now");
-    refused(stream.fill(parts.limits().view(), 0xffu8), "read-only");
-    assert_eq!([0, 1, 2, 3].map(|part| parts.len(part)), [4096, 0, 0, 0]);
+    refused(stream.fill(parts.limit().view(), 0xffu8), "read-only");
+    assert_eq!([0, 1, 2, 3].map(|part| parts.parts(part..part + 1).len()), [4096, 0, 0, 0]);
     let mut plain = CudaConfig::default();
     plain.memory = MemorySource::Plain;
     let driver = SimDriver::new(SimDriverConfig::new(MachineConfig::seed(7))).unwrap();
     let backend = Arc::new(CudaBackend::with_ops(Arc::new(driver), plain).unwrap());
     let context = Context::with_backends(vec![backend]);
     let runtime = context.runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap();
-    assert_eq!(kind(GrowingParts::new(&runtime, 1, 10)), "Unsupported");
+    assert_eq!(kind(Growing::<u8>::with_parts(&runtime, 2, 10)), "Unsupported");
 }
 
 /// Tile `[block, part]` writes a word of the launch all over a block, unless the block is shared or
@@ -397,7 +399,7 @@ struct Shares {
     sim: Arc<SimBackend>,
     runtime: Runtime,
     kernel: KernelBase,
-    parts: GrowingParts,
+    parts: Growing<u8>,
     out: Array<u32>,
 }
 
@@ -419,7 +421,7 @@ impl Shares {
         let source = KernelSource::Registered("write parts".into());
         let desc = KernelDesc::new("write parts", source, &access, KernelCheck::any());
         let desc = KernelDesc { params: 8, ..desc.limited_by(0, 1) };
-        let parts = GrowingParts::new(&runtime, 3, 8 << 20).unwrap();
+        let parts = Growing::<u8>::with_parts(&runtime, 3, 8 << 20).unwrap();
         let out = runtime.zeros(3 * 4 * GRANULE).unwrap();
         Self { sim, kernel: base(desc).unwrap(), parts, out, runtime }
     }
@@ -428,7 +430,7 @@ impl Shares {
     fn write(&self, word: u32, wrong: u32) -> Vec<Vec<u32>> {
         use leasehold::kernel::Grid;
         let operands =
-            [self.parts.reservation(Access::ReadWrite), self.parts.limits(), self.out.write()];
+            [self.parts.reservation(Access::ReadWrite), self.parts.limit(), self.out.write()];
         let grid = Grid::new([4 * GRANULE as u32, 3, 1]);
         self.runtime.stream().launch(&self.kernel, &operands, &[word, wrong], grid).unwrap();
         let found = self.runtime.to_vec(&self.out).unwrap();
@@ -436,8 +438,8 @@ impl Shares {
         found.chunks(4 * GRANULE).map(granules).collect()
     }
 
-    fn grow(&self, part: usize, granules: u64) {
-        self.parts.grow(self.runtime.stream(), part..part + 1, granules << 21).unwrap();
+    fn grow(&self, part: usize, granules: usize) {
+        self.parts.parts(part..part + 1).grow(self.runtime.stream(), granules << 21).unwrap();
     }
 }
 
@@ -448,27 +450,30 @@ fn parts_share_what_neither_writes() {
     let stream = s.runtime.stream();
     s.grow(0, 3);
     assert_eq!(s.write(7, 0), [[7, 7, 7, NO], [NO; 4], [NO; 4]]);
-    let bytes = s.parts.fork(stream, 0, 2, (5 << 20) + 1).unwrap();
-    assert_eq!((bytes, s.parts.len(2), s.parts.committed()), (4 << 20, 4 << 20, 10 << 20));
-    assert_eq!([0, 1, 2].map(|part| s.parts.shared(part)), [4 << 20, 0, 4 << 20]);
+    let bytes = s.parts.fork_part(stream, 0, 2, (5 << 20) + 1).unwrap();
+    assert_eq!(
+        (bytes, s.parts.parts(2..3).len(), s.parts.committed()),
+        (4 << 20, 4 << 20, 10 << 20)
+    );
+    assert_eq!([0, 1, 2].map(|part| s.parts.parts(part..part + 1).shared()), [4 << 20, 0, 4 << 20]);
     assert_eq!(s.runtime.allocator().stats().shared_in_growing, 4 << 20);
     assert_eq!(s.write(8, 0), [[7, 7, 8, NO], [NO; 4], [7, 7, NO, NO]]);
     s.grow(2, 4);
     assert_eq!(s.write(9, 0), [[7, 7, 9, NO], [NO; 4], [7, 7, 9, 9]]);
     // The parent ends, and somebody else is in its place.
-    s.parts.shrink(stream, 0..1, 0).unwrap();
+    s.parts.parts(0..1).shrink(stream, 0).unwrap();
     assert_eq!(s.write(1, 0), [[NO; 4], [NO; 4], [7, 7, 1, 1]]);
     s.grow(0, 4);
-    assert_eq!(s.parts.shared(0), 0);
+    assert_eq!(s.parts.parts(0..1).shared(), 0);
     assert_eq!(s.write(2, 0), [[2; 4], [NO; 4], [7, 7, 2, 2]]);
-    s.parts.shrink(stream, 2..3, 0).unwrap();
+    s.parts.parts(2..3).shrink(stream, 0).unwrap();
     s.runtime.synchronize().unwrap();
     s.runtime.allocator().trim(0).unwrap();
     s.grow(2, 1);
     assert_eq!(s.write(3, 0), [[3; 4], [NO; 4], [3, NO, NO, NO]]);
     assert_eq!(s.sim.machine().take_reports(), []);
     // A kernel that writes what is shared is found.
-    s.parts.fork(stream, 0, 1, 4 << 20).unwrap();
+    s.parts.fork_part(stream, 0, 1, 4 << 20).unwrap();
     s.write(4, 1);
     let kinds: Vec<_> = s.sim.machine().take_reports().iter().map(|r| r.kind).collect();
     assert!(kinds.contains(&ReportKind::WroteShared), "{kinds:?}");
@@ -480,25 +485,28 @@ fn bad_forks_of_parts_are_refused_and_change_nothing() {
     let stream = s.runtime.stream();
     s.grow(0, 2);
     s.grow(1, 1);
-    let fork = |from: usize, to: usize, bytes: u64| s.parts.fork(stream, from, to, bytes);
+    let fork = |from: usize, to: usize, bytes: usize| s.parts.fork_part(stream, from, to, bytes);
     refused(fork(0, 0, 1 << 21), "a fork of itself");
     refused(fork(0, 3, 1 << 21), "parts 3..4 of 3");
     refused(fork(usize::MAX, 1, 0), "of 3");
     refused(fork(0, 1, 1 << 21), "shrink it to 0");
     refused(fork(0, 2, (4 << 20) + 1), "fork what has memory");
     let elsewhere = crate::common::runtime();
-    refused(s.parts.fork(elsewhere.stream(), 0, 2, 1), "not a stream of");
+    refused(s.parts.fork_part(elsewhere.stream(), 0, 2, 1), "not a stream of");
     drop(s.runtime.record_graph(|r| {
-        assert_eq!(kind(s.parts.fork(r.stream(), 0, 2, 1 << 21)), "Recording");
+        assert_eq!(kind(s.parts.fork_part(r.stream(), 0, 2, 1 << 21)), "Recording");
         Ok(())
     }));
     assert_eq!(
-        [0, 1, 2].map(|part| (s.parts.len(part), s.parts.shared(part))),
+        [0, 1, 2].map(|part| (
+            s.parts.parts(part..part + 1).len(),
+            s.parts.parts(part..part + 1).shared()
+        )),
         [(4 << 20, 0), (2 << 20, 0), (0, 0)]
     );
     // The host has one address for each byte.
-    let parts = GrowingParts::new(&elsewhere, 2, 8 << 20).unwrap();
-    parts.grow(elsewhere.stream(), 0..1, 4 << 20).unwrap();
-    assert_eq!(kind(parts.fork(elsewhere.stream(), 0, 1, 4 << 20)), "Unsupported");
-    assert_eq!(parts.len(1), 0);
+    let parts = Growing::<u8>::with_parts(&elsewhere, 2, 8 << 20).unwrap();
+    parts.parts(0..1).grow(elsewhere.stream(), 4 << 20).unwrap();
+    assert_eq!(kind(parts.fork_part(elsewhere.stream(), 0, 1, 4 << 20)), "Unsupported");
+    assert_eq!(parts.parts(1..2).len(), 0);
 }

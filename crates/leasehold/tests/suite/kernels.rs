@@ -4,7 +4,7 @@ use crate::common::*;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold::graph::{NodeId, UpdateOutcome};
 use leasehold::kernel::{
-    CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops,
+    CpuArgs, KernelCheck, KernelDesc, KernelSource, Launch, Overlap, Registry, session_ops,
     session_sync_ops,
 };
 use leasehold::{
@@ -15,6 +15,23 @@ use std::time::Duration;
 
 fn ones() -> [u8; 4] {
     1.0f32.to_ne_bytes()
+}
+
+#[test]
+fn several_launches_are_one_submission_or_none() {
+    let runtime = runtime();
+    let (kernel, stream) = (axpy(), runtime.stream());
+    let (x, y) = (runtime.upload(&[1.0f32; 16]).unwrap(), runtime.zeros::<f32>(16).unwrap());
+    let (operands, before) = ([x.read(), y.read_write()], stream.now().value());
+    let grid = Grid::from((16 / TILE) as u32);
+    let launch = Launch { kernel: &kernel, operands: &operands, params: &ones(), grid };
+    let refused = Launch { params: &[0; 3], ..launch };
+    assert_eq!(kind(stream.launch_many(&[launch, refused])), "InvalidArgument");
+    stream.launch_many(&[]).unwrap();
+    assert_eq!(stream.now().value(), before);
+    stream.launch_many(&[launch; 3]).unwrap();
+    assert_eq!(stream.now().value(), before + 1);
+    assert_eq!(runtime.to_vec(&y).unwrap(), [3.0; 16]);
 }
 
 #[test]
@@ -331,14 +348,15 @@ fn a_name_resolves_to_the_most_specific_architecture() {
         }
         let mut info = leasehold::DeviceInfo::new(DeviceId::cpu(0), "a test");
         info.arch = arch.iter().map(|a| (*a).to_owned()).collect();
-        let found = registry.resolve_for("k", &info);
+        let found = registry.resolve("k", &info);
         match found {
             Ok(base) => {
                 // The parameters' size says which one it is.
                 let runtime = runtime();
                 let size = registered.iter().position(|r| *r == expect).unwrap();
-                let session = KernelSession::begin(&base, runtime.stream()).unwrap();
-                assert_eq!(session.pipeline().params as usize, size);
+                let params = &[0u8; 8][..size];
+                runtime.stream().launch(&base, &[], params, 1).unwrap();
+                assert!(runtime.stream().launch(&base, &[], &[0u8; 8], 1).is_err());
             }
             Err(e) => assert_eq!(e.kind(), expect),
         }
@@ -351,8 +369,8 @@ fn a_name_resolves_to_the_most_specific_architecture() {
     let registry = Registry::new();
     register(&registry, "cpu", desc("k", |_| {}, &[], 0)).unwrap();
     assert_eq!(kind(register(&registry, "cpu", desc("k", |_| {}, &[], 4))), "InvalidArgument");
-    assert_eq!(registry.names(), ["k"]);
-    assert!(registry.resolve("k", &runtime()).is_ok());
+    assert_eq!(format!("{registry:?}"), "[\"k\"]");
+    assert!(registry.resolve("k", runtime().info()).is_ok());
 }
 
 #[test]

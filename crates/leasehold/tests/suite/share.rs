@@ -2,7 +2,8 @@
 #![cfg(target_os = "linux")]
 
 use crate::common::*;
-use leasehold::share::{self, Export, ShareablePool, SharedBlock};
+use leasehold::pool::{Contents, Pool, PoolKind};
+use leasehold::share::{self, Export, SharedBlock};
 use leasehold::{
     BackendKind, Buffer, BufferView, Context, DeviceId, Error, Lease, Protection, Result, Runtime,
     View,
@@ -22,7 +23,7 @@ const WORDS: usize = 100_000;
 const BYTES: u64 = 4 * WORDS as u64;
 
 /// Exports a block. The tests alone get descriptors.
-fn export_of(pool: &ShareablePool, view: BufferView<'_>) -> Result<Export> {
+fn export_of(pool: &Pool, view: BufferView<'_>) -> Result<Export> {
     // SAFETY: the tests order their uses of a block by messages and by waits on the host.
     unsafe { pool.export(view) }
 }
@@ -73,8 +74,8 @@ fn import(runtime: &Runtime, fd: OwnedFd, block: &SharedBlock) -> leasehold::Res
 }
 
 /// A block of a new pool with words in it, exported.
-fn exported(runtime: &Runtime, first: u32) -> (ShareablePool, Export) {
-    let pool = ShareablePool::new(runtime, "shared").unwrap();
+fn exported(runtime: &Runtime, first: u32) -> (Pool, Export) {
+    let pool = Pool::new(runtime, "shared", PoolKind::Shareable).unwrap();
     let block = pool.alloc(BYTES).unwrap();
     runtime.stream().upload(block.view(), &words(first)).unwrap();
     let export = export_of(&pool, block.view()).unwrap();
@@ -369,7 +370,6 @@ fn segments_stay_while_they_are_exported_or_held() {
     for device in ["cpu", "sim", "cuda"] {
         let runtime = runtime_of(device);
         let (pool, export) = exported(&runtime, 1);
-        assert!(pool.owns(export.buffer()));
         assert_eq!((pool.stats().live, pool.stats().segments), (1, 1), "{device}");
         let reserved = pool.stats().reserved;
         assert_eq!(pool.trim(0).unwrap(), 0, "{device}: it is exported");
@@ -395,14 +395,13 @@ fn segments_stay_while_they_are_exported_or_held() {
 #[test]
 fn only_the_pools_own_memory_is_exported() {
     let runtime = runtime();
-    let pool = ShareablePool::new(&runtime, "shared").unwrap();
+    let pool = Pool::new(&runtime, "shared", PoolKind::Shareable).unwrap();
     let own = pool.alloc(100).unwrap();
     for strange in [runtime.alloc(100).unwrap(), runtime.alloc_pinned(100).unwrap()] {
-        assert!(!pool.owns(&strange));
         let error = export_of(&pool, strange.view()).unwrap_err();
         assert!(error.to_string().contains("ordinary memory cannot be exported"), "{error}");
     }
-    let second = ShareablePool::new(&runtime, "second").unwrap();
+    let second = Pool::new(&runtime, "second", PoolKind::Shareable).unwrap();
     assert!(matches!(export_of(&second, own.view()), Err(Error::InvalidArgument(_))));
     let empty = pool.alloc(0).unwrap();
     assert!(matches!(export_of(&pool, empty.view()), Err(Error::InvalidArgument(_))));
@@ -426,8 +425,26 @@ fn devices_without_shareable_memory_say_so() {
     for (context, id) in [(metal, "mps:0"), (plain, "cuda:0")] {
         let runtime = context.runtime(id.parse().unwrap()).unwrap();
         assert!(!runtime.raw_device().caps().shareable, "{id}");
-        let error = ShareablePool::new(&runtime, "shared").unwrap_err();
+        let error = Pool::new(&runtime, "shared", PoolKind::Shareable).unwrap_err();
         assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
     }
     assert!(runtime().raw_device().caps().shareable);
+}
+
+#[test]
+fn what_others_may_map_is_not_suspended() {
+    let runtime = runtime();
+    let pool = Pool::new(&runtime, "shared", PoolKind::Shareable).unwrap();
+    let block = pool.alloc(64).unwrap();
+    assert!(matches!(pool.suspend(Contents::Keep), Err(Error::Unsupported(_))));
+    assert!(matches!(pool.resume(), Err(Error::InvalidState(_))));
+    assert!(matches!(pool.growing::<u32>(1, 4), Err(Error::Unsupported(_))));
+    assert!(matches!(pool.growing::<u8>(2, 100), Err(Error::Unsupported(_))));
+    runtime.stream().fill(block.view(), 3u8).unwrap();
+    assert_eq!(runtime.to_vec::<u8>(&block).unwrap(), [3; 64]);
+
+    let weights = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
+    let own = weights.alloc(64).unwrap();
+    assert!(matches!(export_of(&weights, own.view()), Err(Error::InvalidArgument(_))));
+    assert!(weights.segments().is_empty());
 }

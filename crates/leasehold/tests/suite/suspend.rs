@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{
     BackendKind, Buffer, Context, DeviceId, Error, Lease, Result, Runtime, Stream, View,
 };
@@ -35,7 +35,7 @@ fn words(first: u32) -> Vec<u32> {
     (0..WORDS as u32).map(|i| first.wrapping_add(i.wrapping_mul(2_654_435_761))).collect()
 }
 
-fn written(pool: &SuspendablePool, runtime: &Runtime, first: u32) -> Lease<Buffer> {
+fn written(pool: &Pool, runtime: &Runtime, first: u32) -> Lease<Buffer> {
     let buffer = pool.alloc(BYTES).unwrap();
     runtime.stream().upload_blocking(buffer.view(), &words(first)).unwrap();
     buffer
@@ -45,7 +45,7 @@ fn written(pool: &SuspendablePool, runtime: &Runtime, first: u32) -> Lease<Buffe
 fn contents_come_back_at_the_same_addresses_and_graphs_stay_valid() {
     for runtime in runtimes() {
         let at = runtime.device();
-        let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+        let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
         let [x, y] = [1, 2].map(|first| written(&pool, &runtime, first));
         let (own, out) = (runtime.alloc(BYTES).unwrap(), runtime.alloc(2 * BYTES).unwrap());
         runtime.stream().fill(own.view(), 9u8).unwrap();
@@ -137,7 +137,7 @@ fn uses(
 fn every_use_of_a_suspended_buffer_is_refused_by_name_and_works_again() {
     for runtime in runtimes() {
         let at = runtime.device();
-        let pool = SuspendablePool::new(&runtime, "idle weights").unwrap();
+        let pool = Pool::new(&runtime, "idle weights", PoolKind::Suspendable).unwrap();
         let x = written(&pool, &runtime, 5);
         let other = runtime.alloc(BYTES).unwrap();
         runtime.stream().fill(other.view(), 3u8).unwrap();
@@ -183,7 +183,7 @@ fn kernels_and_copies_from_another_device_are_refused_too() {
     let context = Context::with_backends(vec![cpu, sim]);
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
     let sim = context.runtime(DeviceId::new(BackendKind::Sim, 0)).unwrap();
-    let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+    let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
     let (x, y) = (pool.alloc(64).unwrap(), runtime.upload(&[1.0f32; 16]).unwrap());
     runtime.stream().fill(x.view(), 2.0f32).unwrap();
     let there = sim.upload(&[7.0f32; 16]).unwrap();
@@ -210,7 +210,7 @@ fn kernels_and_copies_from_another_device_are_refused_too() {
 #[test]
 fn discarded_contents_cost_no_host_memory() {
     for runtime in runtimes() {
-        let pool = SuspendablePool::new(&runtime, "cache").unwrap();
+        let pool = Pool::new(&runtime, "cache", PoolKind::Suspendable).unwrap();
         let x = written(&pool, &runtime, 1);
         pool.suspend(Contents::Discard).unwrap();
         assert_eq!((pool.stats().saved, pool.stats().reserved), (0, 0));
@@ -223,7 +223,7 @@ fn discarded_contents_cost_no_host_memory() {
 #[test]
 fn a_suspension_waits_for_work_that_was_submitted_before() {
     let runtime = runtime();
-    let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+    let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
     let x = written(&pool, &runtime, 1);
     let other = runtime.create_stream().unwrap();
     let dropped = written(&pool, &runtime, 2);
@@ -255,7 +255,7 @@ fn a_suspension_waits_for_work_that_was_submitted_before() {
 #[test]
 fn a_thread_that_launches_while_another_suspends_loses_nothing() {
     let runtime = runtime();
-    let pool = SuspendablePool::new(&runtime, "counters").unwrap();
+    let pool = Pool::new(&runtime, "counters", PoolKind::Suspendable).unwrap();
     let counters = pool.alloc(64).unwrap();
     let ones = runtime.upload(&[1.0f32; 16]).unwrap();
     runtime.stream().fill(counters.view(), 0.0f32).unwrap();
@@ -310,7 +310,7 @@ fn a_thread_that_launches_while_another_suspends_loses_nothing() {
 #[test]
 fn a_pool_with_a_buffer_out_of_reach_is_not_suspended() {
     let runtime = runtime();
-    let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+    let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
     let (x, y) = (written(&pool, &runtime, 1), pool.alloc(64).unwrap());
     let unique = y.try_unique().unwrap();
     let text = pool.suspend(Contents::Keep).unwrap_err().to_string();
@@ -331,7 +331,7 @@ fn a_pool_with_a_buffer_out_of_reach_is_not_suspended() {
 fn buffers_and_pools_may_be_dropped_while_suspended() {
     for runtime in runtimes() {
         let at = runtime.device();
-        let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+        let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
         let [x, y] = [1, 2].map(|first| written(&pool, &runtime, first));
         let imported = runtime.allocator().stats().imported;
         pool.suspend(Contents::Keep).unwrap();
@@ -350,7 +350,7 @@ fn buffers_and_pools_may_be_dropped_while_suspended() {
         drop(clone);
         assert_eq!(runtime.allocator().stats().imported, imported - 2, "{at}");
         // The rows of the dropped buffers serve others, whose records nobody locks.
-        let pool = SuspendablePool::new(&runtime, "later").unwrap();
+        let pool = Pool::new(&runtime, "later", PoolKind::Suspendable).unwrap();
         for first in 0..4 {
             let x = written(&pool, &runtime, first);
             assert!(runtime.to_vec::<u32>(&x).unwrap() == words(first), "{at}");
@@ -365,7 +365,7 @@ fn buffers_and_pools_may_be_dropped_while_suspended() {
 #[test]
 fn a_resumption_that_finds_no_memory_can_be_repeated() {
     for runtime in runtimes() {
-        let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+        let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
         let x = written(&pool, &runtime, 1);
         let needed = pool.stats().reserved;
         pool.suspend(Contents::Keep).unwrap();
@@ -389,7 +389,7 @@ fn a_failing_call_of_the_driver_loses_nothing() {
         let (mut failed, mut stayed_away, mut call) = ([0, 0], 0, 0);
         loop {
             let (mut runtime, driver) = cuda(CudaConfig::default().inline(true));
-            let pool = SuspendablePool::new(&runtime, "weights").unwrap();
+            let pool = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap();
             let [x, y] = [1, 2].map(|first: u32| {
                 let buffer = pool.alloc(4096).unwrap();
                 runtime.stream().upload_blocking(buffer.view(), &[first; 1024]).unwrap();
@@ -441,6 +441,6 @@ fn memory_without_addresses_of_its_own_is_not_supported() {
     let backend = leasehold_cuda_sim::backend(config, CudaConfig::default()).unwrap();
     let context = Context::with_backends(vec![Arc::new(backend)]);
     let runtime = context.runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap();
-    let text = SuspendablePool::new(&runtime, "weights").unwrap_err().to_string();
+    let text = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap_err().to_string();
     assert!(text.contains("cuda:0 cannot be suspended"), "{text}");
 }

@@ -5,7 +5,7 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn golden(at: usize) -> (String, serde_json::Value) {
-    let text = std::fs::read_to_string(repository("models/tiny-python/model/golden.json")).unwrap();
+    let text = std::fs::read_to_string(repository("models/llama/demo-model/golden.json")).unwrap();
     let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
     let case = &golden["cases"][at];
     let ids: Vec<_> =

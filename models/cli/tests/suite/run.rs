@@ -3,7 +3,7 @@
 use super::{call, json, leasehold, repository};
 
 fn golden() -> serde_json::Value {
-    let text = std::fs::read_to_string(repository("models/tiny-python/model/golden.json")).unwrap();
+    let text = std::fs::read_to_string(repository("models/llama/demo-model/golden.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 

@@ -28,7 +28,7 @@ const LLAMA3: RopeScaling = RopeScaling::Llama3 {
 
 #[test]
 fn the_bundled_config() {
-    let config = Config::from_slice(leasehold_tiny_python::CONFIG, "tiny-python").unwrap();
+    let config = Config::from_slice(crate::demo_model::CONFIG, "demo-model").unwrap();
     assert_eq!(
         config,
         Config {

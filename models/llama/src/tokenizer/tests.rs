@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 
 fn bundled() -> Tokenizer {
-    Tokenizer::from_slice(leasehold_tiny_python::TOKENIZER, "tokenizer.json").unwrap()
+    Tokenizer::from_slice(crate::demo_model::TOKENIZER, "tokenizer.json").unwrap()
 }
 
 /// One token for each byte, and no others: every character beyond ASCII is split.

@@ -123,7 +123,7 @@ fn schedules(model: &Model, slots: usize, turns: usize, seed: u64) {
 fn a_batch_gives_the_texts_of_its_sequences_alone() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     for (slots, seed) in [(1, 1), (3, 2), (8, 3), (9, 4), (17, 5)] {
-        with_model(&runtime, "tiny-python", DType::F32, |m| schedules(m, slots, 120, seed));
+        with_model(&runtime, "demo-model", DType::F32, |m| schedules(m, slots, 120, seed));
     }
     for name in ["grouped-heads", "one-kv-head", "odd-sizes", "biases"] {
         with_model(&runtime, name, DType::F32, |m| schedules(m, 4, 60, 6));
@@ -140,7 +140,7 @@ fn a_simulated_device_gives_the_same_batch() {
     let context = Context::with_backends(vec![backend]);
     let runtime = context.runtime("sim:0".parse().unwrap()).unwrap();
     with_model(&runtime, "odd-sizes", DType::F32, |m| schedules(m, 9, 60, 7));
-    with_model(&runtime, "tiny-python", DType::F32, |m| schedules(m, 3, 60, 8));
+    with_model(&runtime, "demo-model", DType::F32, |m| schedules(m, 3, 60, 8));
     let reports = machine.take_reports();
     assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
 }
@@ -230,7 +230,7 @@ fn a_batch_refuses_what_it_cannot_hold_and_loses_nothing() {
 #[test]
 fn a_token_of_the_host_takes_the_place_of_the_drawn_one() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
-    with_model(&runtime, "tiny-python", DType::F32, |model| {
+    with_model(&runtime, "demo-model", DType::F32, |model| {
         for mode in [Mode::Eager, Mode::Graph] {
             let mut batch = Batch::new(model, 2, POSITIONS, mode).unwrap();
             let how = Sampling::default();

@@ -114,7 +114,7 @@ fn the_llama3_model_has_all_three_bands() {
 
 #[test]
 fn a_tokenizer_stands_beside_some_models() {
-    for (model, size) in [("tiny-python", 4096), ("untied-head", 259)] {
+    for (model, size) in [("demo-model", 4096), ("untied-head", 259)] {
         let dir = model_dir(model);
         let tokenizer = Tokenizer::from_dir(&dir).unwrap();
         assert_eq!(tokenizer.vocab_size(), size);

@@ -40,15 +40,15 @@ fn model_dirs() -> Vec<PathBuf> {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
-    dirs.push(leasehold_tiny_python::FOLDER.into());
+    dirs.push(leasehold_llama::demo_model::FOLDER.into());
     dirs.sort();
     dirs
 }
 
 /// The golden model of this name.
 fn model_dir(name: &str) -> PathBuf {
-    if name == "tiny-python" {
-        return leasehold_tiny_python::FOLDER.into();
+    if name == "demo-model" {
+        return leasehold_llama::demo_model::FOLDER.into();
     }
     model_dirs().into_iter().find(|dir| dir.ends_with(name)).unwrap()
 }

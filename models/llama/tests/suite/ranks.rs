@@ -171,7 +171,7 @@ fn two_ranks_on_the_cpu_give_the_results_of_transformers() {
 #[test]
 fn four_ranks_repeat_key_and_value_heads() {
     let all = divided_by(4);
-    let names = ["mistral", "qwen2", "qwen3", "tiny-python", "model"];
+    let names = ["mistral", "qwen2", "qwen3", "demo-model", "model"];
     let known = |name: &&&str| all.iter().any(|dir| dir.ends_with(name));
     assert!(names.iter().filter(known).count() >= 4, "{all:?}");
     all.iter().for_each(|dir| same_as_transformers(Over::Cpu, 4, dir, usize::MAX));
@@ -180,14 +180,14 @@ fn four_ranks_repeat_key_and_value_heads() {
 /// Devices of their own, whose memory the host cannot access, with the race detector on.
 #[test]
 fn four_simulated_devices_give_the_results_of_transformers() {
-    for name in ["tiny-python", "qwen3"] {
+    for name in ["demo-model", "qwen3"] {
         same_as_transformers(Over::Sim, 4, &model_dir(name), 12);
     }
 }
 
 #[test]
 fn four_simulated_cuda_devices_give_the_results_of_transformers() {
-    for name in ["tiny-python", "qwen2"] {
+    for name in ["demo-model", "qwen2"] {
         same_as_transformers(Over::Cuda, 4, &model_dir(name), 12);
     }
 }
@@ -232,7 +232,7 @@ fn batch(model: &Model, mode: Mode) -> Texts {
 #[test]
 fn a_batch_over_ranks_draws_what_one_rank_draws() {
     for (over, name) in
-        [(Over::Cpu, "tiny-python"), (Over::Sim, "qwen3"), (Over::Cuda, "untied-head")]
+        [(Over::Cpu, "demo-model"), (Over::Sim, "qwen3"), (Over::Cuda, "untied-head")]
     {
         let files = files(&model_dir(name));
         let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
@@ -263,7 +263,7 @@ fn a_batch_over_ranks_draws_what_one_rank_draws() {
 /// In bf16, where each sum rounds: the ranks agree to the bit, and with one rank about.
 #[test]
 fn ranks_agree_to_the_bit_in_bf16() {
-    let dir = model_dir("tiny-python");
+    let dir = model_dir("demo-model");
     let (files, case) = (files(&dir), &golden(&dir)[0]);
     for over in [Over::Cpu, Over::Cuda] {
         let ranks = Ranks::new(over, 2, 7);
@@ -285,7 +285,7 @@ fn ranks_agree_to_the_bit_in_bf16() {
 /// A rank reads its own rows and columns of the weights, and nothing of the others'.
 #[test]
 fn a_rank_reads_its_part_of_the_weights() {
-    for name in ["mistral", "biases", "tiny-python"] {
+    for name in ["mistral", "biases", "demo-model"] {
         let files = files(&model_dir(name));
         let (config, weights) = &files;
         let all = weights.total_bytes();
@@ -324,8 +324,8 @@ fn what_ranks_do_not_divide_is_refused_with_the_cure() {
         Part::new(0, ranks).unwrap().config(&config).unwrap_err().to_string()
     };
     for (name, ranks, cure) in [
-        ("tiny-python", 3, "take 1, 2, 4 or 8 ranks"),
-        ("tiny-python", 16, "take 1, 2, 4 or 8 ranks"),
+        ("demo-model", 3, "take 1, 2, 4 or 8 ranks"),
+        ("demo-model", 16, "take 1, 2, 4 or 8 ranks"),
         ("one-kv-head", 2, "take 1 rank"),
         ("odd-sizes", 3, "feed-forward layers of 97; take 1 rank"),
         ("llama3-rope-old", 2, "3 heads of keys and values"),

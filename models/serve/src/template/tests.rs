@@ -197,7 +197,7 @@ fn a_directory_has_templates_and_tokens_in_several_files() {
 #[test]
 fn the_bundled_model_has_a_template() {
     let template = std::fs::read_to_string(
-        Path::new(leasehold_tiny_python::FOLDER).join("chat_template.jinja"),
+        Path::new(leasehold_llama::demo_model::FOLDER).join("chat_template.jinja"),
     )
     .unwrap();
     let text = render_two(&template).unwrap();

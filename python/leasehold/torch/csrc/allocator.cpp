@@ -582,6 +582,15 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
         }
         devices = std::max(devices, ordinal + 1);
         guarded([&] { memory->note_segments(); });
+        made.device_traces.resize(static_cast<size_t>(devices));
+        for (const Event &event : traces ? memory->events() : std::vector<Event>{}) {
+            if (id == c10::cuda::MempoolId_t(0, 0) || key(id) == event.pool) {
+                TraceEntry made_entry = entry(ordinal, event);
+                to_microseconds(made_entry.time_);
+                made.device_traces[static_cast<size_t>(ordinal)].push_back(std::move(made_entry));
+            }
+        }
+        size_t active = 0;
         SegmentInfo *segment = nullptr;
         for (const Seen &seen : guarded([&] { return memory->walk(); })) {
             c10::cuda::MempoolId_t pool(seen.pool.first, seen.pool.second);
@@ -598,6 +607,7 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
                 segment->is_large = true;
                 segment->is_expandable = seen.expandable;
                 segment->owner_private_pool_id = pool;
+                segment->context_when_allocated = context_of(seen.segment_context);
             }
             if (segment->stream == nullptr && (seen.live || seen.pending)) {
                 segment->stream = handle(seen.stream);
@@ -614,26 +624,13 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
                 segment->requested_size += block.requested_size;
             }
             segment->active_size += block.active ? block.size : 0;
+            active += block.active ? block.size : 0;
             segment->blocks.push_back(std::move(block));
         }
+        // A snapshot is an event of the next one.
+        memory->note({Event::Snapshot, 0, active, 0, key(id), memory->clock(), nullptr});
     }
     made.device_traces.resize(static_cast<size_t>(devices));
-    for (int ordinal = 0; ordinal < devices; ++ordinal) {
-        Memory *memory = memories().known(ordinal);
-        if (memory == nullptr) {
-            continue;
-        }
-        std::vector<Event> events = traces ? memory->events() : std::vector<Event>{};
-        // A snapshot is an event of the next one.
-        memory->note({Event::Snapshot, 0, 0, 0, {}, memory->clock(), nullptr});
-        for (const Event &event : events) {
-            if (id == c10::cuda::MempoolId_t(0, 0) || key(id) == event.pool) {
-                TraceEntry made_entry = entry(ordinal, event);
-                to_microseconds(made_entry.time_);
-                made.device_traces[static_cast<size_t>(ordinal)].push_back(std::move(made_entry));
-            }
-        }
-    }
     {
         std::lock_guard<std::mutex> guard(lock_);
         made.external_annotations.assign(annotations_.begin(), annotations_.end());
@@ -647,9 +644,12 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
 }
 
 void Allocator::history(HistorySettings settings, bool clear) {
-    std::lock_guard<std::mutex> guard(lock_);
-    history_ = settings;
-    annotations_.clear();
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        history_ = settings;
+        annotations_.clear();
+    }
+    // Without the lock, which the texts of events need.
     int devices = std::max(devices_.load(), 1);
     for (int ordinal = 0; ordinal < devices; ++ordinal) {
         memories().of(ordinal).record_history(settings, clear);

@@ -49,6 +49,43 @@ template <typename T> T sized() {
 
 } // namespace
 
+void Places::add(uintptr_t at, size_t bytes, const Context &context) {
+    remove(at, bytes);
+    if (context) {
+        ranges_[at] = {at + bytes, context};
+    }
+}
+
+void Places::remove(uintptr_t at, size_t bytes) {
+    uintptr_t end = at + bytes;
+    auto range = ranges_.upper_bound(at);
+    if (range != ranges_.begin()) {
+        --range;
+    }
+    while (range != ranges_.end() && range->first < end) {
+        auto [begin, rest] = *range;
+        if (rest.first <= at) {
+            ++range;
+            continue;
+        }
+        range = ranges_.erase(range);
+        if (begin < at) {
+            ranges_[begin] = {at, rest.second};
+        }
+        if (rest.first > end) {
+            ranges_[end] = rest;
+        }
+    }
+}
+
+Context Places::find(uintptr_t at) const {
+    auto range = ranges_.upper_bound(at);
+    if (range == ranges_.begin() || (--range)->second.first <= at) {
+        return nullptr;
+    }
+    return range->second.second;
+}
+
 Memory::Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy,
                bool shareable)
     : library_(library), budget_(budget) {
@@ -258,8 +295,7 @@ size_t Memory::free(void *address) {
         }
     }
     if (has_history()) {
-        emit({Event::FreeRequested, at, block.bytes, block.stream, id, clock(), context});
-        emit({Event::FreeCompleted, at, block.bytes, block.stream, id, clock(), context});
+        emit_end(block, id, context);
     }
     if (direct) {
         check(library_.free(device_, address));
@@ -446,7 +482,7 @@ std::vector<Seen> Memory::walk() {
             for (const auto &[at, piece] : pool->arena->pieces()) {
                 own.push_back({id, piece.segment, sizes[piece.segment], at, piece.bytes,
                                piece.requested, piece.stream, piece.state == Piece::Live,
-                               piece.state == Piece::Deferred, false, nullptr});
+                               piece.state == Piece::Deferred, false, nullptr, nullptr});
             }
         }
     }
@@ -465,7 +501,7 @@ std::vector<Seen> Memory::walk() {
                              block->requested_bytes, block->stream,
                              block->state == LEASEHOLD_BLOCK_LIVE,
                              block->state == LEASEHOLD_BLOCK_PENDING, block->expandable != 0,
-                             nullptr});
+                             nullptr, nullptr});
     };
     check(library_.visit_blocks(device_, visit, &walk));
     walk.seen.insert(walk.seen.end(), own.begin(), own.end());
@@ -475,6 +511,7 @@ std::vector<Seen> Memory::walk() {
         if (seen.live && context != contexts_.end()) {
             seen.context = context->second;
         }
+        seen.segment_context = places_.find(seen.segment);
     }
     return std::move(walk.seen);
 }
@@ -680,7 +717,9 @@ Checkpoint Memory::checkpoint(PoolId id) {
 }
 
 Restored Memory::restore(const Checkpoint &checkpoint) {
-    std::lock_guard<std::mutex> guard(lock_);
+    Context end = gather(false), begin = gather(true);
+    std::vector<Block> ended, begun;
+    std::unique_lock<std::mutex> guard(lock_);
     Pool *pool = &pool_of(checkpoint.id);
     if (pool->arena == nullptr) {
         throw Failure(LEASEHOLD_UNSUPPORTED, "a region cannot be set back to an earlier state");
@@ -698,15 +737,27 @@ Restored Memory::restore(const Checkpoint &checkpoint) {
         }
     });
     for (uintptr_t at : restored.freed) {
-        count(blocks_.remove(at), &Count::sub);
+        ended.push_back(blocks_.remove(at));
+        count(ended.back(), &Count::sub);
         others_.erase(at);
         --pool->live;
     }
     pool->arena->restore(checkpoint.pieces);
     for (const auto &[at, piece] : checkpoint.pieces) {
         if (piece.state == Piece::Live) {
-            insert({at, piece.requested, piece.stream, pool});
+            begun.push_back({at, piece.requested, piece.stream, pool});
+            insert(begun.back());
             restored.allocated.push_back(at);
+        }
+    }
+    guard.unlock();
+    if (has_history()) {
+        for (const Block &block : ended) {
+            emit_end(block, checkpoint.id, end);
+        }
+        for (const Block &block : begun) {
+            emit({Event::Alloc, block.address, block.bytes, block.stream, checkpoint.id, clock(),
+                  begin});
         }
     }
     return restored;
@@ -795,14 +846,17 @@ Context Memory::gather(bool allocation) {
 }
 
 void Memory::record_history(HistorySettings settings, bool clear) {
+    note_segments();
     bool begins;
     {
         std::lock_guard<std::mutex> guard(history_lock_);
         begins = settings.enabled && (clear || !history_.enabled);
         history_ = std::move(settings);
         history_.most = std::max<size_t>(history_.most, 1);
-        if (clear || !history_.enabled) {
+        if (!history_.enabled) {
+            // Without a history nobody follows where blocks and segments end.
             contexts_.clear();
+            places_.clear();
         }
         if (clear || !history_.enabled) {
             events_.clear();
@@ -817,12 +871,9 @@ void Memory::record_history(HistorySettings settings, bool clear) {
 }
 
 /// Adds an event to the history, under its lock.
-void Memory::keep(const Event &event) {
+void Memory::keep(Event event) {
     if ((history_.skip >> event.kind & 1) == 0) {
-        events_.push_back(event);
-        if (!history_.of_allocations) {
-            events_.back().context = nullptr;
-        }
+        events_.push_back(std::move(event));
     }
     while (events_.size() > history_.most) {
         events_.pop_front();
@@ -835,17 +886,33 @@ void Memory::emit(Event event) {
     {
         std::lock_guard<std::mutex> guard(history_lock_);
         trackers = trackers_;
-        if (history_.enabled) {
-            if (event.kind == Event::Alloc && event.context && history_.of_live) {
-                contexts_[event.address] = event.context;
-            } else if (event.kind == Event::FreeCompleted) {
-                contexts_.erase(event.address);
+        bool ends = event.kind == Event::FreeRequested || event.kind == Event::FreeCompleted;
+        auto known = ends ? contexts_.find(event.address) : contexts_.end();
+        if (known != contexts_.end()) {
+            // As PyTorch's own: without a place of the free, that of the allocation.
+            event.context = event.context ? event.context : known->second;
+            if (event.kind == Event::FreeCompleted) {
+                contexts_.erase(known);
             }
+        } else if (event.kind == Event::Alloc && event.context && history_.of_live) {
+            contexts_[event.address] = event.context;
+        }
+        if (!history_.of_allocations) {
+            event.context = nullptr;
+        }
+        if (history_.enabled) {
             keep(event);
         }
     }
     for (auto &tracker : trackers) {
         tracker(event);
+    }
+}
+
+/// Tells of the end of a block.
+void Memory::emit_end(const Block &block, PoolId pool, const Context &context) {
+    for (Event::Kind kind : {Event::FreeRequested, Event::FreeCompleted}) {
+        emit({kind, block.address, block.bytes, block.stream, pool, clock(), context});
     }
 }
 
@@ -886,7 +953,15 @@ void Memory::note_segments(const Context &context) {
         std::lock_guard<std::mutex> history(history_lock_);
         auto note = [&](Event::Kind kind) {
             return [&, kind](uintptr_t at, size_t bytes, PoolId pool) {
-                keep({kind, at, bytes, 0, pool, clock(), context, texts});
+                Context place = context;
+                if (kind == Event::SegmentAlloc || kind == Event::SegmentMap) {
+                    places_.add(at, bytes, context);
+                } else {
+                    place = place ? place : places_.find(at);
+                    places_.remove(at, bytes);
+                }
+                place = history_.of_allocations ? place : nullptr;
+                keep({kind, at, bytes, 0, pool, clock(), std::move(place), texts});
             };
         };
         missing(known_.whole, now.whole, note(Event::SegmentFree));

@@ -115,7 +115,8 @@ struct Seen {
     size_t requested;
     uintptr_t stream;
     bool live, pending, expandable;
-    Context context;
+    Context context;         // of the block
+    Context segment_context; // of its segment
 };
 
 /// The memory that blocks lie in, by address: of private pools in whole segments, and of the rest
@@ -123,6 +124,18 @@ struct Seen {
 struct Segments {
     using Ranges = std::map<uintptr_t, std::pair<size_t, PoolId>>;
     Ranges whole, granules;
+};
+
+/// Where the program took memory, by ranges of addresses.
+class Places {
+  public:
+    void add(uintptr_t at, size_t bytes, const Context &context);
+    void remove(uintptr_t at, size_t bytes);
+    Context find(uintptr_t at) const;
+    void clear() { ranges_.clear(); }
+
+  private:
+    std::map<uintptr_t, std::pair<uintptr_t, Context>> ranges_; // by begin: end and place
 };
 
 /// The settings of the history.
@@ -265,7 +278,8 @@ class Memory {
     void bound();
     bool drop_if_unused(PoolId id);
     void emit(Event event);
-    void keep(const Event &event);
+    void emit_end(const Block &block, PoolId pool, const Context &context);
+    void keep(Event event);
     uint64_t changes();
     Segments segments();
 
@@ -298,7 +312,8 @@ class Memory {
     std::mutex history_lock_;
     HistorySettings history_;
     std::deque<Event> events_;
-    std::unordered_map<uintptr_t, Context> contexts_;
+    std::unordered_map<uintptr_t, Context> contexts_; // of blocks
+    Places places_;                                   // of `known_`
     std::vector<std::function<void(const Event &)>> trackers_;
 };
 

@@ -272,20 +272,25 @@ void bind_tests(py::module_ &module) {
     });
     m.def(
         "record_history",
-        [](bool on, size_t most, bool contexts, bool clear) {
+        [](bool on, size_t most, const std::string &context, bool clear) {
             using c10::cuda::CUDACachingAllocator::RecordContext;
-            auto when = contexts ? RecordContext::ALL : RecordContext::NEVER;
-            c10::cuda::CUDACachingAllocator::CreateContextFn recorder =
-                []() -> std::shared_ptr<c10::GatheredContext> {
-                return torch::CapturedTraceback::gather(true, false, false);
-            };
+            auto when = context == "all"     ? RecordContext::ALL
+                        : context == "alloc" ? RecordContext::ALLOC
+                        : context == "state" ? RecordContext::STATE
+                                             : RecordContext::NEVER;
+            c10::cuda::CUDACachingAllocator::CreateContextFn recorder = nullptr;
+            if (when != RecordContext::NEVER) {
+                recorder = []() -> std::shared_ptr<c10::GatheredContext> {
+                    return torch::CapturedTraceback::gather(true, false, false);
+                };
+            }
 #if LEASEHOLD_TORCH(11)
-            allocator()->recordHistory(on, contexts ? recorder : nullptr, most, when, clear, {});
+            allocator()->recordHistory(on, recorder, most, when, clear, {});
 #else
-            allocator()->recordHistory(on, contexts ? recorder : nullptr, most, when, clear);
+            allocator()->recordHistory(on, recorder, most, when, clear);
 #endif
         },
-        py::arg("on"), py::arg("most"), py::arg("contexts") = false, py::arg("clear") = true);
+        py::arg("on"), py::arg("most"), py::arg("context") = "", py::arg("clear") = true);
     m.def("set_metadata", [](const std::string &text) {
 #if LEASEHOLD_TORCH(10)
         allocator()->setUserMetadata(text);

@@ -3,8 +3,8 @@
 use crate::{Bench, Over, Rank};
 use half::{bf16, f16};
 use leasehold::Array;
-use leasehold_collective::model::{Number, own, reduced};
 use leasehold_collective::{Comm, Reduce};
+use leasehold_conformance::model::{Number, own, reduced};
 use leasehold_sim::{FaultAction, FaultRule, MachineConfig, When};
 
 /// Elements of each rank's part.

@@ -1,13 +1,13 @@
 //! Registered memory: when calls use it, and what is refused.
 
 use crate::{Bench, Over};
-use leasehold::{Array, Buffer, Error, GraphUpdate, Lease, ShareablePool, View};
+use leasehold::{Array, Buffer, Error, GraphUpdate, Lease, Pool, PoolKind, View};
 use leasehold_collective::Reduce;
 use leasehold_collective::driver::{CollectiveOps, Place};
 use leasehold_sim::{MachineConfig, ReportKind};
 use std::time::Duration;
 
-fn array(pool: &ShareablePool, words: usize) -> Array<u32> {
+fn array(pool: &Pool, words: usize) -> Array<u32> {
     Array::from_buffer(pool.alloc(4 * words as u64).unwrap()).unwrap()
 }
 
@@ -27,7 +27,8 @@ fn recorded_small_calls_use_windows_and_all_others_do_not() {
     for over in [Over::Sim, Over::Cuda] {
         let bench = Bench::new(over, 3, MachineConfig::seed(4));
         bench.run(|r| {
-            let (comm, pool) = (r.comm(), ShareablePool::new(&r.runtime, "shared").unwrap());
+            let (comm, pool) =
+                (r.comm(), Pool::new(&r.runtime, "shared", PoolKind::Shareable).unwrap());
             let me = r.number();
             let (x, large) = (array(&pool, 1024), array(&pool, 5000));
             let (own, all) = (array(&pool, 4), array(&pool, 12));
@@ -91,7 +92,8 @@ fn recorded_small_calls_use_windows_and_all_others_do_not() {
 fn calls_whose_offsets_differ_between_ranks_use_no_window() {
     let bench = Bench::new(Over::Cuda, 2, MachineConfig::seed(5));
     bench.run(|r| {
-        let (comm, pool) = (r.comm(), ShareablePool::new(&r.runtime, "shared").unwrap());
+        let (comm, pool) =
+            (r.comm(), Pool::new(&r.runtime, "shared", PoolKind::Shareable).unwrap());
         let x = array(&pool, 200);
         let _registration = comm.register(&pool).unwrap();
         let other = r.runtime.upload(&[1u32; 100]).unwrap();
@@ -131,7 +133,7 @@ fn an_update_cannot_move_a_call_in_windows() {
         // A refused call ends the communicator, since it is missing on one rank.
         let bench = Bench::new(over, 2, MachineConfig::seed(9));
         bench.run(|r| {
-            let pool = ShareablePool::new(&r.runtime, "shared").unwrap();
+            let pool = Pool::new(&r.runtime, "shared", PoolKind::Shareable).unwrap();
             let [x, y, z] = [(); 3].map(|()| array(&pool, 100));
             let ordinary = r.runtime.upload(&[1u32; 100]).unwrap();
             let comm = r.comm();
@@ -164,7 +166,8 @@ fn a_registration_gives_back_its_windows_before_the_memory() {
         let bench = Bench::new(over, 2, MachineConfig::seed(6));
         let program = || {
             bench.run(|r| {
-                let (comm, pool) = (r.comm(), ShareablePool::new(&r.runtime, "shared").unwrap());
+                let (comm, pool) =
+                    (r.comm(), Pool::new(&r.runtime, "shared", PoolKind::Shareable).unwrap());
                 let x = array(&pool, 10);
                 let registration = comm.register(&pool).unwrap();
                 // A second one, of what the pool got since.
@@ -189,7 +192,7 @@ fn what_cannot_be_registered_is_refused_on_all_ranks() {
     let bench = Bench::new(Over::Sim, 2, MachineConfig::seed(7));
     bench.run(|r| {
         let comm = r.comm();
-        let pool = ShareablePool::new(&r.runtime, "shared").unwrap();
+        let pool = Pool::new(&r.runtime, "shared", PoolKind::Shareable).unwrap();
         let e = comm.register(&pool).unwrap_err();
         assert!(e.to_string().contains("no memory to register yet"), "{e}");
         // Other sizes on other ranks.
@@ -199,11 +202,11 @@ fn what_cannot_be_registered_is_refused_on_all_ranks() {
         assert!(e.to_string().contains("allocate the same sizes on all ranks"), "{e}");
         // The memory of another device.
         let other = bench.runtime(1 - r.number()).unwrap();
-        let strange = ShareablePool::new(&other, "strange").unwrap();
+        let strange = Pool::new(&other, "strange", PoolKind::Shareable).unwrap();
         let e = comm.register(&strange).unwrap_err();
         assert!(e.to_string().contains("is not memory of"), "{e}");
         // One rank's refusal is the others' error, and the next registration is of all.
-        let own = ShareablePool::new(&r.runtime, "own").unwrap();
+        let own = Pool::new(&r.runtime, "own", PoolKind::Shareable).unwrap();
         let _y = own.alloc(1 << 20).unwrap();
         let e = comm.register(if r.number() == 1 { &strange } else { &own }).unwrap_err();
         assert!(e.to_string().contains("is not memory of"), "{e}");

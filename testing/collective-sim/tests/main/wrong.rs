@@ -179,7 +179,7 @@ fn two_communicators(over: Over, seed: u64, concurrent: bool) -> (Option<String>
 }
 
 #[test]
-fn two_communicators_without_a_line_dead_lock_and_the_cycle_is_named() {
+fn two_communicators_without_a_token_dead_lock_and_the_cycle_is_named() {
     for (over, device) in [(Over::Sim, "sim"), (Over::Cuda, "cuda")] {
         let mut found = 0;
         for seed in 0..12 {
@@ -219,7 +219,7 @@ fn a_wait_without_a_limit_ends_in_a_dead_lock_after_the_machines_patience() {
 }
 
 #[test]
-fn the_collective_line_orders_two_communicators() {
+fn the_order_token_orders_two_communicators() {
     for over in [Over::Sim, Over::Cuda] {
         for seed in 0..12 {
             let (waits, bench) = two_communicators(over, seed, false);

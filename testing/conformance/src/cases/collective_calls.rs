@@ -2,10 +2,10 @@
 
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::env::Env;
+use crate::model::{Number, own, reduced};
 use crate::ranks::{Rank, ranks, together};
 use half::{bf16, f16};
 use leasehold::Array;
-use leasehold_collective::model::{Number, own, reduced};
 use leasehold_collective::{Comm, Reduce};
 
 /// A call is a library call in a stream.

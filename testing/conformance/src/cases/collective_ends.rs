@@ -2,10 +2,10 @@
 
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, failed};
 use crate::env::Env;
+use crate::model::{own, reduced};
 use crate::ranks::{Rank, ranks, together};
 use half::bf16;
 use leasehold::{Array, Error, Name, Result, Stream, View};
-use leasehold_collective::model::{own, reduced};
 use leasehold_collective::{Check, Comm, Reduce};
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@ use crate::case::{Case, Need, Outcome, check, check_eq};
 use crate::cases::kernels::launch;
 use crate::env::Env;
 use crate::factory::TestKernel;
+use crate::model::{own, reduced};
 use crate::ranks::{Rank, ranks, together};
 use leasehold::{GraphUpdate, View};
-use leasehold_collective::model::{own, reduced};
 use leasehold_collective::{Comm, Reduce};
 
 const CALLS: &[Need] = &[Need::ForeignCalls];

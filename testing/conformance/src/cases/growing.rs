@@ -4,7 +4,7 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::kernel::Grid;
-use leasehold::suspend::{Contents, SuspendablePool};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{Access, Array, Error, Growing, KernelBase, Runtime, Stream, View};
 
 const LIMITED: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Limited)];
@@ -184,12 +184,12 @@ fn steady(env: &Env) -> Outcome {
 
 fn suspended(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
-    let pool = match SuspendablePool::new(&runtime, "caches") {
+    let pool = match Pool::new(&runtime, "caches", PoolKind::Suspendable) {
         // A device whose memory has no addresses of its own.
         Err(Error::Unsupported(_)) => return Ok(()),
         pool => pool?,
     };
-    let reach = Reach::new(env, &runtime, pool.growing(MOST)?)?;
+    let reach = Reach::new(env, &runtime, pool.growing(1, MOST)?)?;
     for round in 1..=3 {
         reach.grow(round * 900_000)?;
         pool.suspend(Contents::Keep)?;

@@ -5,7 +5,7 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, failed};
 use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::kernel::Grid;
-use leasehold::{Access, Array, Error, Graph, GrowingParts, KernelBase, Runtime, Stream, View};
+use leasehold::{Access, Array, Error, Graph, Growing, KernelBase, Runtime, Stream, View};
 use std::ops::Range;
 
 const NEEDS: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Parts)];
@@ -19,7 +19,7 @@ pub(crate) const CASES: &[Case] = &[
 
 const COUNT: usize = 4;
 /// Granules of a part.
-const GRANULES: u64 = 3;
+const GRANULES: usize = 3;
 /// Places of a part that a launch looks at.
 const LOOKS: usize = 192;
 /// Added to the number of a place.
@@ -28,18 +28,18 @@ const STAMP: u32 = 0x5EED_0000;
 /// Parts, what they must have, and a graph of all of them from the time without memory.
 struct Parts {
     runtime: Runtime,
-    parts: GrowingParts,
+    parts: Growing<u8>,
     kernel: KernelBase,
     /// The findings of a replay and of an eager launch.
     out: [Array<u32>; 2],
     graph: Graph,
     addr: u64,
     /// Of each part: the bytes that have stayed since they were stamped.
-    stamped: [u64; COUNT],
+    stamped: [usize; COUNT],
 }
 
 /// Elements of `u32` from a place that a launch looks at to the next.
-fn step(parts: &GrowingParts) -> u32 {
+fn step(parts: &Growing<u8>) -> u32 {
     (parts.most() / 4) as u32 / LOOKS as u32
 }
 
@@ -47,13 +47,13 @@ fn step(parts: &GrowingParts) -> u32 {
 fn look(
     stream: &Stream,
     kernel: &KernelBase,
-    parts: &GrowingParts,
+    parts: &Growing<u8>,
     out: &Array<u32>,
     stamp: u32,
 ) -> leasehold::Result<()> {
     let blocks = (out.len() / TestKernel::BLOCK as usize) as u32;
     let grid = Grid::new([blocks, 1, 1]).threads([TestKernel::BLOCK, 1, 1]);
-    let operands = [parts.reservation(Access::ReadWrite), parts.limits(), out.write()];
+    let operands = [parts.reservation(Access::ReadWrite), parts.limit(), out.write()];
     let params = [(parts.most() / 4) as u32, step(parts), stamp];
     stream.launch(kernel, &operands, &params, grid).map(drop)
 }
@@ -62,8 +62,8 @@ impl Parts {
     /// `None` on a device whose memory does not grow, which says so.
     fn new(env: &Env) -> Outcome<Option<Self>> {
         let runtime = env.runtime()?;
-        let most = GRANULES * runtime.allocator().caps().granule.max(1 << 16);
-        let parts = GrowingParts::new(&runtime, COUNT, most);
+        let most = GRANULES * runtime.allocator().caps().granule.max(1 << 16) as usize;
+        let parts = Growing::<u8>::with_parts(&runtime, COUNT, most);
         if !runtime.raw_device().caps().growing {
             expect_error(parts, "Unsupported", "parts without virtual memory")?;
             return Ok(None);
@@ -84,8 +84,8 @@ impl Parts {
         self.runtime.stream()
     }
 
-    fn lengths(&self) -> [u64; COUNT] {
-        std::array::from_fn(|part| self.parts.len(part))
+    fn lengths(&self) -> [usize; COUNT] {
+        std::array::from_fn(|part| self.parts.parts(part..part + 1).len())
     }
 
     /// A replay and an eager launch find the stamps, and nothing beyond the ends.
@@ -97,8 +97,8 @@ impl Parts {
         for (out, by) in self.out.iter().zip(["replayed", "eager"]) {
             for (i, &found) in self.runtime.to_vec(out)?.iter().enumerate() {
                 let (part, look) = (i / LOOKS, i % LOOKS);
-                let end = 4 * (look as u64 * u64::from(step(&self.parts)) + 1);
-                let len = self.parts.len(part);
+                let end = 4 * (look * step(&self.parts) as usize + 1);
+                let len = self.parts.parts(part..part + 1).len();
                 let wanted = match end {
                     end if end > len => Some(u32::MAX),
                     end if end <= self.stamped[part] => Some(STAMP + i as u32),
@@ -116,19 +116,27 @@ impl Parts {
     }
 
     /// Grows parts and stamps all that there is.
-    fn grow(&mut self, parts: Range<usize>, bytes: u64) -> Outcome {
-        self.parts.grow(self.stream(), parts.clone(), bytes)?;
-        check!(parts.clone().all(|part| self.parts.len(part) >= bytes), "lengths of {parts:?}");
+    fn grow(&mut self, parts: Range<usize>, bytes: usize) -> Outcome {
+        self.parts.parts(parts.clone()).grow(self.stream(), bytes)?;
+        check!(
+            parts.clone().all(|part| self.parts.parts(part..part + 1).len() >= bytes),
+            "lengths of {parts:?}"
+        );
         self.check("before the new memory is written")?;
         look(self.stream(), &self.kernel, &self.parts, &self.out[1], STAMP)?;
         self.stamped = self.lengths();
         Ok(())
     }
 
-    fn shrink(&mut self, parts: Range<usize>, bytes: u64) -> Outcome {
-        self.parts.shrink(self.stream(), parts.clone(), bytes)?;
-        check!(parts.clone().all(|part| self.parts.len(part) <= bytes), "lengths of {parts:?}");
-        self.stamped = std::array::from_fn(|part| self.stamped[part].min(self.parts.len(part)));
+    fn shrink(&mut self, parts: Range<usize>, bytes: usize) -> Outcome {
+        self.parts.parts(parts.clone()).shrink(self.stream(), bytes)?;
+        check!(
+            parts.clone().all(|part| self.parts.parts(part..part + 1).len() <= bytes),
+            "lengths of {parts:?}"
+        );
+        self.stamped = std::array::from_fn(|part| {
+            self.stamped[part].min(self.parts.parts(part..part + 1).len())
+        });
         Ok(())
     }
 
@@ -136,7 +144,7 @@ impl Parts {
     fn stir(&self) -> Outcome {
         self.runtime.synchronize()?;
         self.runtime.allocator().trim(0)?;
-        let other = self.runtime.alloc(self.parts.most() / GRANULES)?;
+        let other = self.runtime.alloc((self.parts.most() / GRANULES) as u64)?;
         Ok(self.stream().fill(other.view(), 0xEEu8)?)
     }
 }
@@ -149,25 +157,29 @@ fn alone(env: &Env) -> Outcome {
         wanted[part] = bytes;
         parts.grow(part..part + 1, bytes)?;
         check_eq!(parts.lengths(), wanted, "lengths after a growth of part {part}");
-        check_eq!(parts.parts.committed(), wanted.iter().sum::<u64>(), "the bytes of all");
+        check_eq!(
+            parts.parts.committed() as usize,
+            wanted.iter().sum::<usize>(),
+            "the bytes of all"
+        );
         parts.check("after a growth")?;
         parts.stir()?;
         parts.check("after other memory came")?;
     }
     let whole = parts.parts.reservation(Access::ReadWrite).view();
     expect_error(parts.stream().fill(whole, 0u8), "InvalidArgument", "a fill of all parts")?;
-    let limits = parts.parts.limits().view();
+    let limits = parts.parts.limit().view();
     expect_error(parts.stream().fill(limits, 0xFFu8), "InvalidArgument", "a fill of the limits")?;
     parts.check("after what was refused")
 }
 
 /// Numbers in no order, always the same.
-fn numbers() -> impl FnMut(u64) -> u64 {
+fn numbers() -> impl FnMut(usize) -> usize {
     let mut state = 7u64;
     move |below| {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
+        (state >> 33) as usize % below
     }
 }
 
@@ -175,8 +187,8 @@ fn graph(env: &Env) -> Outcome {
     let Some(mut parts) = Parts::new(env)? else { return Ok(()) };
     let (most, mut number) = (parts.parts.most(), numbers());
     for round in 0..1000 {
-        let from = number(COUNT as u64) as usize;
-        let to = from + 1 + number((COUNT - from) as u64) as usize;
+        let from = number(COUNT);
+        let to = from + 1 + number(COUNT - from);
         let longest = parts.lengths()[from..to].iter().copied().max().unwrap_or(0);
         // Four bytes more at least.
         if longest + 4 > most {
@@ -186,7 +198,7 @@ fn graph(env: &Env) -> Outcome {
         let bytes = 4 * (longest.min(parts.lengths()[from]) / 4 + 1 + number(most / 16));
         parts.grow(from..to, bytes.min(most))?;
         if round % 3 == 0 {
-            let part = number(COUNT as u64) as usize;
+            let part = number(COUNT);
             parts.shrink(part..COUNT, 4 * number(most / 4))?;
         }
         if round % 41 == 0 {
@@ -209,15 +221,15 @@ fn refused(env: &Env) -> Outcome {
     };
     let invalid = |grown, what| expect_error(grown, "InvalidArgument", what).map(drop);
     let (stream, all) = (parts.stream(), &parts.parts);
-    invalid(all.grow(stream, 1..3, most + 1), "more than the maximum")?;
-    invalid(all.grow(stream, COUNT - 1..COUNT + 1, 4), "a part that there is not")?;
-    invalid(all.prepare(0..1, most + 1), "more than the maximum, ahead")?;
+    invalid(all.parts(1..3).grow(stream, most + 1), "more than the maximum")?;
+    invalid(all.parts(COUNT - 1..COUNT + 1).grow(stream, 4), "a part that there is not")?;
+    invalid(all.parts(0..1).prepare(most + 1), "more than the maximum, ahead")?;
     same("a growth beyond the maximum")?;
 
     runtime.synchronize()?;
     memory.trim(0)?;
-    memory.set_budget(memory.stats().reserved + 3 * granule);
-    let beyond = all.grow(stream, 0..COUNT, most);
+    memory.set_budget(memory.stats().reserved + 3 * granule as u64);
+    let beyond = all.parts(0..COUNT).grow(stream, most);
     memory.set_budget(u64::MAX);
     let Err(e) = beyond else { return failed("a growth beyond the budget worked") };
     let expected = e.is_out_of_memory() || matches!(e, Error::OverBudget { .. });
@@ -225,7 +237,7 @@ fn refused(env: &Env) -> Outcome {
     same("a growth beyond the budget")?;
 
     let recorded = runtime.record_graph(|r| {
-        let calls = [all.grow(r.stream(), 0..1, most), all.shrink(r.stream(), 0..1, 0)];
+        let calls = [all.parts(0..1).grow(r.stream(), most), all.parts(0..1).shrink(r.stream(), 0)];
         match calls {
             [Err(Error::Recording { .. }), Err(Error::Recording { .. })] => Ok(()),
             calls => Err(Error::invalid(format!("calls in a recording: {calls:?}"))),
@@ -244,11 +256,11 @@ fn refused(env: &Env) -> Outcome {
                     let (stream, mut number) = (runtime.create_stream()?, numbers());
                     for _ in 0..40 {
                         let bytes = kept + 4 * number((most - kept) / 4);
-                        match all.grow(&stream, range.clone(), bytes) {
+                        match all.parts(range.clone()).grow(&stream, bytes) {
                             Ok(()) | Err(Error::Occupied { .. }) => {}
                             Err(e) => return Err(e),
                         }
-                        all.shrink(&stream, range.clone(), kept + number(granule))?;
+                        all.parts(range.clone()).shrink(&stream, kept + number(granule))?;
                         runtime.allocator().trim(0)?;
                     }
                     stream.synchronize()
@@ -287,7 +299,7 @@ fn anew(env: &Env) -> Outcome {
         parts.check("after growths anew")?;
     }
     check!(parts.lengths()[0] == most - 400, "a part that nobody changed");
-    parts.parts.shrink(parts.stream(), 0..COUNT, 0)?;
+    parts.parts.parts(0..COUNT).shrink(parts.stream(), 0)?;
     parts.stamped = [0; COUNT];
     check_eq!(parts.parts.committed(), 0, "bytes of empty parts");
     parts.stir()?;

@@ -5,7 +5,8 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{MemoryKind, Op, Stream};
-use leasehold::share::{self, Export, ShareablePool};
+use leasehold::pool::{Pool, PoolKind};
+use leasehold::share::{self, Export};
 use leasehold::{Allocator, Buffer, Error, Layout, Lease, Protection, View};
 use std::sync::Arc;
 use std::time::Duration;
@@ -385,17 +386,16 @@ fn full(env: &Env) -> Outcome {
 fn shareable(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     if !env.device().caps().shareable {
-        let refused = ShareablePool::new(&runtime, "shared").map(drop);
+        let refused = Pool::new(&runtime, "shared", PoolKind::Shareable).map(drop);
         expect_error(refused, "Unsupported", "a pool that the capabilities rule out")?;
         return Ok(());
     }
-    let pool = ShareablePool::new(&runtime, "shared")?;
+    let pool = Pool::new(&runtime, "shared", PoolKind::Shareable)?;
     let words: Vec<u32> = (0..10_000).collect();
     let block = pool.alloc(4 * words.len() as u64)?;
     runtime.stream().upload(block.view(), &words)?;
     // SAFETY: this case alone gets the descriptor, and orders what it does by the host.
     let export = unsafe { pool.export(block.view()) }?;
-    export.wait()?;
     // SAFETY: the case waits for the work at one address before it begins work at another.
     let take = |export: &Export| unsafe {
         share::import(&runtime, export.descriptor()?, export.block(), Protection::ReadWrite)

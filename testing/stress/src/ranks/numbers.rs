@@ -5,8 +5,8 @@
 
 use crate::dice::Dice;
 use crate::prelude::bytes;
-use leasehold_collective::model::Number;
 use leasehold_collective::{ElementType, Reduce};
+use leasehold_conformance::model::Number;
 
 /// Runs an expression with the Rust type of an element as `$rust`.
 macro_rules! typed {

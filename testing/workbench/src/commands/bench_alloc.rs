@@ -2,17 +2,14 @@
 //! alternation.
 //!
 //! Every allocator runs every workload of [`Workload`] in the same code. Rounds alternate between
-//! the allocators, so that disturbances affect all equally; figures are medians over the rounds. An
-//! implementation of another project's structure without its code is called an emulation
-//! everywhere.
+//! the allocators, so that disturbances affect all equally; figures are medians over the rounds.
 
 use crate::commands::open;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{Buffer, DeviceId, Lease, Runtime};
 use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
-use leasehold_alloc_bench::replay::{Options, Player, replay_virtual};
+use leasehold_alloc_bench::replay::{Options, replay_virtual};
 use leasehold_alloc_bench::trace::{RESNET50_TRAIN, Trace};
 use leasehold_alloc_bench::workload::{Own, Sample, Subject, Workload};
 use leasehold_cli::commands::run::parse_device;
@@ -58,7 +55,6 @@ pub(crate) struct AllocArguments {
 enum Kind {
     Own,
     Peer,
-    Emulation,
 }
 
 #[derive(Debug, Serialize)]
@@ -94,12 +90,9 @@ struct Figure {
 #[derive(Debug, Serialize)]
 struct ReplayFigure {
     trace: String,
-    allocator: &'static str,
-    kind: Kind,
     ns_per_op: f64,
     /// Peak reserved bytes relative to peak requested bytes.
     ratio: f64,
-    slower: f64,
 }
 
 /// An allocator that is ready for workloads.
@@ -132,29 +125,19 @@ struct Contender {
     make: fn(DeviceId) -> Result<Box<dyn Runs>, Failure>,
     /// The maximum number of live bytes over all threads, because a host heap touches every block.
     most_bytes: u64,
-    /// The maximum number of live blocks, because a search through all of them takes long.
-    most_live: usize,
 }
 
 const DEVICE: u64 = 1 << 40;
 
-fn fake() -> Box<FakeBacking> {
-    Box::new(FakeBacking::new(DEVICE))
-}
-
 fn own(marks: bool) -> Result<Box<dyn Runs>, Failure> {
-    Ok(Box::new(Ready(Own::new(fake(), AllocatorConfig::default(), marks)?)))
+    let fake = Box::new(FakeBacking::new(DEVICE));
+    Ok(Box::new(Ready(Own::new(fake, AllocatorConfig::default(), marks)?)))
 }
 
 /// All allocators, with the memory for `Runtime::alloc` and for heaps of this process.
 fn contenders(Room { device_bytes, heap_bytes }: Room) -> Vec<Contender> {
-    let whole = Contender {
-        name: "leasehold",
-        kind: Kind::Own,
-        make: |_| own(false),
-        most_bytes: DEVICE,
-        most_live: usize::MAX,
-    };
+    let whole =
+        Contender { name: "leasehold", kind: Kind::Own, make: |_| own(false), most_bytes: DEVICE };
     vec![
         Contender { name: "leasehold, uses marked", make: |_| own(true), ..whole },
         Contender {
@@ -168,7 +151,6 @@ fn contenders(Room { device_bytes, heap_bytes }: Room) -> Vec<Contender> {
             kind: Kind::Peer,
             make: |_| Ok(Box::new(Ready(Heap(std::alloc::System)))),
             most_bytes: heap_bytes,
-            ..whole
         },
         #[cfg(feature = "mimalloc")]
         Contender {
@@ -176,26 +158,6 @@ fn contenders(Room { device_bytes, heap_bytes }: Room) -> Vec<Contender> {
             kind: Kind::Peer,
             make: |_| Ok(Box::new(Ready(Heap(mimalloc::MiMalloc)))),
             most_bytes: heap_bytes,
-            ..whole
-        },
-        Contender {
-            name: "best fit",
-            kind: Kind::Peer,
-            make: |_| Ok(Box::new(Ready(BestFit::new(fake(), u64::MAX)?))),
-            ..whole
-        },
-        Contender {
-            name: "PyTorch's structure (emulation)",
-            kind: Kind::Emulation,
-            make: |_| Ok(Box::new(Ready(TorchLike::new(fake(), u64::MAX)))),
-            ..whole
-        },
-        Contender {
-            name: "RMM pool's structure (emulation)",
-            kind: Kind::Emulation,
-            make: |_| Ok(Box::new(Ready(RmmLike::new(fake(), u64::MAX)))),
-            most_live: 10_000,
-            ..whole
         },
         whole,
     ]
@@ -277,12 +239,7 @@ impl<A: GlobalAlloc + Sync> Subject for Heap<A> {
 
 impl Contender {
     fn bears(&self, workload: Workload, threads: usize) -> bool {
-        let live = match workload {
-            Workload::Random { live, .. } => live,
-            _ => 0,
-        };
-        live <= self.most_live
-            && workload.live_bytes().saturating_mul(threads as u64) / 4 * 5 <= self.most_bytes
+        workload.live_bytes().saturating_mul(threads as u64) / 4 * 5 <= self.most_bytes
     }
 }
 
@@ -343,7 +300,7 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     let mut replays = Vec::new();
     for (name, trace) in &traces {
         bar.set_message(name.clone());
-        replay(name, trace, a.rounds, &mut replays)?;
+        replays.push(replay(name, trace, a.rounds)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -438,38 +395,13 @@ fn cell(
     Ok(())
 }
 
-fn replay(
-    name: &str,
-    trace: &Trace,
-    rounds: u32,
-    out: &mut Vec<ReplayFigure>,
-) -> Result<(), Failure> {
-    let players = [
-        ("leasehold", Kind::Own, Player::Own),
-        ("best fit", Kind::Peer, Player::BestFit),
-        ("PyTorch's structure (emulation)", Kind::Emulation, Player::TorchLike),
-    ];
-    let mut ns = vec![Vec::new(); players.len()];
-    let mut ratios = vec![0.0; players.len()];
-    for _ in 0..rounds {
-        for (i, (_, _, player)) in players.iter().enumerate() {
-            let report = replay_virtual(trace, &Options { player: *player, ..Options::default() })?;
-            ns[i].push(report.ns_per_op.mean);
-            ratios[i] = report.ratio;
-        }
-    }
-    for (i, &(allocator, kind, _)) in players.iter().enumerate() {
-        let slower: Vec<f64> = ns[i].iter().zip(&ns[0]).map(|(a, b)| a / b).collect();
-        out.push(ReplayFigure {
-            trace: name.to_owned(),
-            allocator,
-            kind,
-            ns_per_op: median(&ns[i]),
-            ratio: ratios[i],
-            slower: median(&slower),
-        });
-    }
-    Ok(())
+/// Replays a trace on Leasehold's allocator: real peers are in `bench/peers`.
+fn replay(name: &str, trace: &Trace, rounds: u32) -> Result<ReplayFigure, Failure> {
+    let reports = (0..rounds).map(|_| replay_virtual(trace, &Options::default()));
+    let reports = reports.collect::<leasehold::Result<Vec<_>>>()?;
+    let ns: Vec<f64> = reports.iter().map(|r| r.ns_per_op.mean).collect();
+    let ratio = reports.last().map_or(0.0, |r| r.ratio);
+    Ok(ReplayFigure { trace: name.to_owned(), ns_per_op: median(&ns), ratio })
 }
 
 fn plain(figures: &[Figure]) -> impl Iterator<Item = (&Figure, f64)> {
@@ -551,15 +483,9 @@ fn print(r: &Report) -> Result<(), Failure> {
     if !r.replays.is_empty() {
         writeln!(out)?;
         let mut table = Table::default();
-        table.row(["replay", "ns per operation", "slower", "reserved by requested", "allocator"]);
+        table.row(["replay", "ns per operation", "reserved by requested"]);
         for f in &r.replays {
-            table.row([
-                f.trace.clone(),
-                format!("{:.0}", f.ns_per_op),
-                format!("{:.2}", f.slower),
-                format!("{:.3}", f.ratio),
-                f.allocator.to_owned(),
-            ]);
+            table.row([f.trace.clone(), format!("{:.0}", f.ns_per_op), format!("{:.3}", f.ratio)]);
         }
         write!(out, "{table}")?;
     }

@@ -1,5 +1,5 @@
-//! `leasehold-workbench replay`: replays an allocation trace on the allocator, or on a peer, and
-//! reports the costs.
+//! `leasehold-workbench replay`: replays an allocation trace on the allocator, or on the process's
+//! heap, and reports the costs.
 
 use crate::commands::open;
 use clap::ValueEnum;
@@ -45,8 +45,7 @@ pub(crate) struct Arguments {
     /// Number of replays of the trace; memory that is live at its end is freed in between
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: u32,
-    /// Another allocator instead of this one: a plain best fit that is blind to streams, an
-    /// emulation of PyTorch's, or the process's heap
+    /// Another allocator instead of this one: the process's heap
     #[arg(long, value_enum, conflicts_with = "policy")]
     peer: Option<Peer>,
     /// When free memory is moved rather than new memory taken; `balanced` when left out
@@ -72,16 +71,12 @@ enum On {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Peer {
-    Bestfit,
-    TorchLike,
     System,
 }
 
 impl From<Peer> for Player {
     fn from(p: Peer) -> Self {
         match p {
-            Peer::Bestfit => Player::BestFit,
-            Peer::TorchLike => Player::TorchLike,
             Peer::System => Player::System,
         }
     }

@@ -7,7 +7,7 @@
 //! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
 //! | `bulk.cuh` | flags and copies of Hopper devices; prepended to the files for these alone |
 //! | `*.cu` | the kernels, a family in each file |
-//! | `leasehold-kernels-cuda` | the output of `ci/ptx.sh`; CI compiles again and compares |
+//! | `images.rs` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
 //! A CUDA kernel has the name, the operands and the parameters of the CPU kernel ([`KernelSpec`]),
 //! whose checks run before every launch. This module adds only the number of blocks and threads of
@@ -18,6 +18,8 @@
 //! and each element is computed in a fixed order. So a result depends on the parameters alone.
 //!
 //! This module must not know the driver.
+
+mod images;
 
 use super::blocks::{
     Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, draw, from_bytes, heads_down, kernel_list, row_of,
@@ -66,13 +68,13 @@ macro_rules! modules {
         $($(#[$meta])* pub static $module: Module = Module {
             name: concat!(stringify!($name), ".cu"),
             source: include_str!(concat!(stringify!($name), ".cu")),
-            ptx: leasehold_kernels_cuda::$name::PTX,
+            ptx: images::$name::PTX,
             // SAFETY: the images are the compiler's output; CI compiles the source again and
             // compares.
             cubins: unsafe {
                 &[$(Cubin::new(
                     ($major, $minor),
-                    Cow::Borrowed(leasehold_kernels_cuda::$name::$image),
+                    Cow::Borrowed(images::$name::$image),
                 )),*]
             },
         };)*
