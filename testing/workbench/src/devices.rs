@@ -14,6 +14,7 @@ pub(crate) const SEED: u64 = 1;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Simulator {
     pub(crate) sim: bool,
+    #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "no driver is simulated"))]
     pub(crate) seed: u64,
 }
 
