@@ -87,7 +87,7 @@ pub enum Defect {
     WrongCount,
     /// `collective`: rank 1 takes the next rank for the root.
     WrongRoot,
-    /// `collective`: the collective line does not order calls.
+    /// `collective`: the order token does not order calls.
     LineMissing,
     /// `collective`: a call that fails does not fail its stream.
     LatePoison,
