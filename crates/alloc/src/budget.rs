@@ -9,6 +9,7 @@
 
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Budgeted, Error};
 
 /// A budget that several allocators share: of a device with private pools, say. Clones are the same
 /// budget.
@@ -68,25 +69,9 @@ impl SharedBudget {
         self.0.room()
     }
 
-    /// Takes bytes for memory that comes back from a suspension. `false`: the limit does not allow
-    /// them, and nothing was taken.
-    pub(crate) fn take(&self, bytes: u64) -> bool {
-        let taken = self.0.take(bytes);
-        if taken {
-            self.0.keep(bytes);
-        }
-        taken
-    }
-
-    /// Counts bytes that an allocator gives back right after, whatever the limit.
-    pub(crate) fn count(&self, bytes: u64) {
-        self.0.committed.fetch_add(bytes, Ordering::AcqRel);
-        self.0.reserved.fetch_add(bytes, Ordering::AcqRel);
-    }
-
-    /// Gives back bytes of memory that is suspended.
-    pub(crate) fn give_back(&self, bytes: u64) {
-        self.0.give_back(bytes);
+    /// The budget itself, for a backing that gives memory back and takes it again by itself.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.0
     }
 }
 
@@ -156,6 +141,18 @@ impl Budget {
         if let Some(shared) = &self.shared {
             shared.0.keep(bytes);
         }
+    }
+
+    /// Counts bytes that an allocator gives back right after, whatever the limit.
+    pub(crate) fn count(&self, bytes: u64) {
+        self.committed.fetch_add(bytes, Ordering::AcqRel);
+        self.reserved.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// A request that the budget does not allow.
+    pub(crate) fn refusal(&self, requested: u64) -> Error {
+        let (used, limit) = (self.committed(), self.limit());
+        Error::OverBudget { unit: Budgeted::Bytes, requested, used, limit }
     }
 
     /// Gives a reservation back whose memory never came.

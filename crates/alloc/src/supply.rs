@@ -12,7 +12,7 @@ use crate::stream::On;
 use crate::trace::Trace;
 use leasehold_core::sync::OnceLock;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Budgeted, Error, PackedTimepoint, Result, Timepoint};
+use leasehold_core::{Error, PackedTimepoint, Result, Timepoint};
 use std::time::{Duration, Instant};
 
 /// A count that only ever rises, or is set by its one writer.
@@ -83,8 +83,7 @@ impl Supply {
 
     /// A request that the budget does not allow.
     pub(crate) fn over_budget(&self, requested: u64) -> Error {
-        let (used, limit) = (self.budget.committed(), self.budget.limit());
-        Error::OverBudget { unit: Budgeted::Bytes, requested, used, limit }
+        self.budget.refusal(requested)
     }
 
     /// Whether the budget has no room for a granule.

@@ -11,7 +11,7 @@
 //! them.
 
 use crate::backing::{Backing, BackingCaps, Chunk};
-use crate::budget::SharedBudget;
+use crate::budget::{Budget, SharedBudget};
 use leasehold_core::sync::{Arc, RwLock, RwLockReadGuard};
 use leasehold_core::{Error, Result};
 use std::collections::BTreeMap;
@@ -115,6 +115,10 @@ impl SuspendableBacking {
         Ok(Self(Arc::new(Shared { backing, budget, state: RwLock::default() })))
     }
 
+    fn budget(&self) -> Option<&Budget> {
+        self.0.budget.as_ref().map(SharedBudget::budget)
+    }
+
     /// Whether the allocator over this backing has addresses. One that found none when it was made
     /// has no memory either, because segments cannot be suspended.
     #[must_use]
@@ -172,7 +176,7 @@ impl SuspendableBacking {
             }
             Ok(())
         });
-        if let Some(budget) = &self.0.budget {
+        if let Some(budget) = self.budget() {
             budget.give_back(freed);
         }
         state.suspended = true;
@@ -219,15 +223,11 @@ impl SuspendableBacking {
         }
         let lacks = |p: &&Piece| p.handle.is_none();
         let bytes = state.pieces.values().filter(lacks).map(|p| p.bytes).sum();
-        if let Some(budget) = &self.0.budget
-            && !budget.take(bytes)
-        {
-            return Err(Error::OverBudget {
-                unit: leasehold_core::Budgeted::Bytes,
-                requested: bytes,
-                used: budget.reserved(),
-                limit: budget.limit(),
-            });
+        if let Some(budget) = self.budget() {
+            if !budget.take(bytes) {
+                return Err(budget.refusal(bytes));
+            }
+            budget.keep(bytes);
         }
         let mut given = Vec::new();
         let restored = self.take_again(&mut state, &mut given, &mut restore);
@@ -243,7 +243,7 @@ impl SuspendableBacking {
                         kept += piece.bytes;
                     }
                 }
-                if let Some(budget) = &self.0.budget {
+                if let Some(budget) = self.budget() {
                     budget.give_back(bytes - kept);
                 }
             }
@@ -357,7 +357,7 @@ unsafe impl Backing for SuspendableBacking {
             Some(handle) => unsafe { self.0.backing.destroy(handle, bytes) },
             None => {
                 // The allocator gives the bytes back to the budget once more.
-                if let Some(budget) = &self.0.budget {
+                if let Some(budget) = self.budget() {
                     budget.count(bytes);
                 }
                 Ok(())
