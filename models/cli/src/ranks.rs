@@ -59,9 +59,8 @@ impl FromStr for Kill {
 /// Options about ranks.
 #[derive(Debug, clap::Args)]
 pub struct RankArguments {
-    /// Ranks that divide the model: threads on the CPU and on simulated devices; processes on GPUs,
-    /// with a device each from --device on. Those of a launcher (torchrun, mpirun, srun) when left
-    /// out, and 1 without one
+    /// Ranks that divide the model: threads on the CPU; processes on GPUs, with a device each from
+    /// --device on. Those of a launcher (torchrun, mpirun, srun) when left out, and 1 without one
     #[arg(long, value_name = "N")]
     pub ranks: Option<NonZeroU32>,
     /// Tells the library of collectives that the ranks are on so many hosts, so that it takes the
@@ -160,7 +159,7 @@ impl RankArguments {
             }
             _ => {
                 return Err(Failure::misuse(format!(
-                    "--ranks {ranks}: {first} has no collectives; take cpu:0, cuda:0 or sim:0"
+                    "--ranks {ranks}: {first} has no collectives; take cpu:0 or cuda:0"
                 )));
             }
         };

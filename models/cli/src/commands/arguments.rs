@@ -82,7 +82,7 @@ pub struct ModelArguments {
     files: FilesArguments,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    pub prompt: u32,
+    pub(crate) prompt: u32,
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
@@ -92,25 +92,25 @@ pub struct ModelArguments {
 }
 
 impl ModelArguments {
-    pub fn json(&self) -> bool {
+    pub(crate) fn json(&self) -> bool {
         self.common.json
     }
 
-    pub fn dtype(&self) -> DType {
+    pub(crate) fn dtype(&self) -> DType {
         self.dtype.into()
     }
 
-    pub fn read(&self) -> Result<Files, Failure> {
+    pub(crate) fn read(&self) -> Result<Files, Failure> {
         self.files.read()
     }
 
     /// The device's runtime, and what belongs to it.
-    pub fn open(&self, devices: &dyn Devices) -> Result<System, Failure> {
+    pub(crate) fn open(&self, devices: &dyn Devices) -> Result<System, Failure> {
         self.open_from(devices, self.device, 1)
     }
 
     /// As [`open`](Self::open), so many devices from this one on.
-    pub fn open_from(
+    pub(crate) fn open_from(
         &self,
         devices: &dyn Devices,
         device: DeviceId,
@@ -120,17 +120,17 @@ impl ModelArguments {
         devices.open(&Request { devices: number, ..Request::new(device, threads) })
     }
 
-    pub fn device(&self) -> DeviceId {
+    pub(crate) fn device(&self) -> DeviceId {
         self.device
     }
 
     /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
-    pub fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
+    pub(crate) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
         prompt_of(self.prompt, sequence, ids)
     }
 
     /// The first part of a report about the model that has this name.
-    pub fn subject(&self, model: String, system: &System) -> Subject {
+    pub(crate) fn subject(&self, model: String, system: &System) -> Subject {
         Subject {
             model,
             device: self.device.to_string(),
@@ -145,45 +145,45 @@ impl ModelArguments {
 #[derive(Debug, clap::Args)]
 pub struct DecodeArguments {
     #[command(flatten)]
-    pub on: ModelArguments,
+    pub(crate) on: ModelArguments,
     /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
     /// decoder of a single one when left out
     #[arg(long, value_name = "N")]
-    pub batch: Option<NonZeroU32>,
+    pub(crate) batch: Option<NonZeroU32>,
     /// Measures how long the sequences of `--batch` wait while a prompt of so many tokens joins
     /// them, and nothing else
     #[arg(long, value_name = "N", requires = "batch")]
-    pub join: Option<NonZeroU32>,
+    pub(crate) join: Option<NonZeroU32>,
     #[command(flatten)]
-    pub ranks: RankArguments,
+    pub(crate) ranks: RankArguments,
     /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
     /// each: the kernel, or the vendor's library
     #[arg(long)]
-    pub verbose: bool,
+    pub(crate) verbose: bool,
     /// New tokens of a run
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
-    pub tokens: u32,
+    pub(crate) tokens: u32,
     /// Runs of each mode
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeat: u32,
+    pub(crate) repeat: u32,
 }
 
 /// A prompt of so many tokens, for a vocabulary of `ids` entries.
-pub fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
+pub(crate) fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
     let from = sequence.wrapping_mul(31).wrapping_add(221);
     (0..tokens).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
 }
 
 /// The first part of a report: the model on a device.
 #[derive(Debug, Serialize)]
-pub struct Subject {
+pub(crate) struct Subject {
     model: String,
     device: String,
     /// The figures say nothing of a device.
     simulated: bool,
     threads: Option<u16>,
     /// Tokens of the prompt of each sequence.
-    pub prompt: u32,
+    pub(crate) prompt: u32,
     /// Of the random weights.
     seed: Option<u64>,
 }

@@ -119,7 +119,7 @@ pub struct Arguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Modes {
+pub(crate) enum Modes {
     Eager,
     Graph,
     Both,
@@ -137,7 +137,7 @@ impl Modes {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Activations {
+pub(crate) enum Activations {
     F32,
     Bf16,
 }
@@ -184,22 +184,22 @@ fn parse_min_p(text: &str) -> Result<f32, String> {
 }
 
 /// A model's files after all checks.
-pub struct Files {
-    pub name: String,
-    pub config: Config,
-    pub weights: Weights,
+pub(crate) struct Files {
+    pub(crate) name: String,
+    pub(crate) config: Config,
+    pub(crate) weights: Weights,
     tokenizer: Option<Tokenizer>,
     generation: Option<GenerationConfig>,
 }
 
 impl Files {
     /// Weights without a tokenizer.
-    pub fn without_text(name: String, config: Config, weights: Weights) -> Self {
+    pub(crate) fn without_text(name: String, config: Config, weights: Weights) -> Self {
         Self { name, config, weights, tokenizer: None, generation: None }
     }
 
     /// The files of a directory, or the bundled ones. A tokenizer is required only for text.
-    pub fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
+    pub(crate) fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
         let Some(dir) = dir else {
             let config = bundled::config()?;
             return Ok(Self {
@@ -274,11 +274,11 @@ struct ModeReports {
 }
 
 #[derive(Debug, Clone, Serialize)]
-pub struct ModeReport {
-    pub prefill_ms: f64,
-    pub decode_tokens_per_s: f64,
-    pub token_ms_p50: f64,
-    pub token_ms_p99: f64,
+pub(crate) struct ModeReport {
+    pub(crate) prefill_ms: f64,
+    pub(crate) decode_tokens_per_s: f64,
+    pub(crate) token_ms_p50: f64,
+    pub(crate) token_ms_p99: f64,
 }
 
 impl From<&Generation> for ModeReport {
@@ -308,7 +308,7 @@ struct Memory {
 }
 
 /// Loads a model with a progress bar.
-pub fn load(
+pub(crate) fn load(
     runtime: &Runtime,
     files: &Files,
     activations: DType,
@@ -319,7 +319,7 @@ pub fn load(
 }
 
 /// As [`load`], a model that can be suspended.
-pub fn load_suspendable(
+pub(crate) fn load_suspendable(
     runtime: &Runtime,
     files: &Files,
     activations: DType,
@@ -330,7 +330,7 @@ pub fn load_suspendable(
 }
 
 /// As [`load`], this rank's part of a model.
-pub fn load_part(
+pub(crate) fn load_part(
     comm: &Comm,
     files: &Files,
     activations: DType,
@@ -416,7 +416,7 @@ fn new_text(tokenizer: &Tokenizer, prompt: &[u32], new: &[u32]) -> leasehold::Re
 
 /// Refuses more tokens of so many sequences than the host's memory allows: its tables and lists,
 /// and also the device's memory if the host shares it.
-pub fn fits(
+pub(crate) fn fits(
     files: &Files,
     prompt: usize,
     tokens: u32,
