@@ -11,7 +11,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 command=${CARGO_TARGET_DIR:-target}/release/leasehold-workbench
-cargo build --quiet --release -p leasehold-workbench
+# As ci/main-job.sh builds it.
+cargo build --quiet --release -p leasehold-cli -p leasehold-workbench
 status=0
 ranks() { "$command" stress --seed "${SEED:-0}" --ranks 4 "$@" || status=1; }
 try() { "$command" stress --seed "${SEED:-0}" --ops "$ops" --threads "$threads" "$@" || status=1; }
