@@ -201,7 +201,7 @@ fn main() -> Result<()> {
     // A pool of parts leaves the device and comes back, under a graph.
     let pool = Pool::new(&runtime, "caches", PoolKind::Suspendable)?;
     let each = ((mib as usize) << 20) / PARTS;
-    let (parts, kernel) = (pool.growing_parts::<u8>(PARTS, each)?, kernel()?);
+    let (parts, kernel) = (pool.growing::<u8>(PARTS, each)?, kernel()?);
     let out = runtime.zeros::<u32>(PARTS)?;
     let graph = runtime.record_graph(|r| look(r.stream(), &kernel, &parts, &out, 0))?;
     parts.parts(0..PARTS).grow(stream, parts.most())?;

@@ -122,7 +122,7 @@ fn main() -> Result<()> {
 
     // A pool that leaves the device with its caches.
     if let Ok(pool) = Pool::new(&runtime, "caches", PoolKind::Suspendable) {
-        let cache = pool.growing::<u32>(positions * TOKEN)?;
+        let cache = pool.growing::<u32>(1, positions * TOKEN)?;
         cache.grow(stream, tokens * TOKEN)?;
         stream.fill(cache.view(), 7u32)?;
         let last = runtime.zeros::<u32>(1)?;

@@ -29,7 +29,7 @@ use std::ops::{Deref, RangeBounds};
 /// assert_eq!(runtime.to_vec(&y)?, [3.0, 4.0, 0.0, 0.0]);
 /// runtime.stream().fill_with(y.slice(1..3), 9.0)?;
 /// assert_eq!(runtime.to_vec(y.slice(1..))?, [9.0, 9.0, 0.0]);
-/// assert!(y.try_slice(3..5).is_err());
+/// assert!(y.as_view().try_slice(3..5).is_err());
 /// # Ok(())
 /// # }
 /// ```
@@ -62,14 +62,6 @@ impl<T> Array<T> {
             return Err(no_whole_number::<T>(lease.len()));
         }
         Ok(Self { lease, _values: PhantomData })
-    }
-
-    /// The same memory as values of another type.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when its length is no multiple of a value's.
-    pub fn try_cast<U>(self) -> Result<Array<U>> {
-        Array::from_buffer(self.lease)
     }
 
     /// The array as bytes.
@@ -108,14 +100,6 @@ impl<T> Array<T> {
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> ArrayView<'_, T> {
         self.as_view().slice(range)
-    }
-
-    /// As [`slice`](Self::slice), which says so when the range does not lie in the array.
-    ///
-    /// # Errors
-    /// `InvalidArgument` then.
-    pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Result<ArrayView<'_, T>> {
-        self.as_view().try_slice(range)
     }
 }
 

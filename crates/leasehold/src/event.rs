@@ -92,12 +92,6 @@ impl Event {
         self.timing
     }
 
-    /// Returns whether a thread that waits for it sleeps at once.
-    #[must_use]
-    pub fn is_blocking_sync(&self) -> bool {
-        self.blocking
-    }
-
     /// How often it was recorded since it was created.
     #[must_use]
     pub fn serial(&self) -> u32 {
@@ -116,12 +110,6 @@ impl Event {
     /// `InvalidState` when it was never recorded.
     pub fn timepoint(&self) -> Result<Timepoint> {
         self.last().ok_or_else(never_recorded)
-    }
-
-    /// Returns whether it was recorded since it was created.
-    #[must_use]
-    pub fn is_recorded(&self) -> bool {
-        self.last().is_some()
     }
 
     /// The timepoint of the last record, if there is one.

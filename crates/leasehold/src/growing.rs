@@ -81,7 +81,7 @@ use words::{Words, core_of, in_recording, limits, write_words};
 /// // The keys and the values of four sequences, of at most 64 MiB each.
 /// let caches = Growing::<u8>::with_parts(&runtime, 8, 64 << 20)?;
 /// caches.parts(2..4).grow(runtime.stream(), 1 << 20)?;
-/// assert_eq!([1, 2, 3].map(|part| caches.part_len(part)), [0, 1 << 20, 1 << 20]);
+/// assert_eq!([1, 2, 3].map(|part| caches.parts(part..part + 1).len()), [0, 1 << 20, 1 << 20]);
 /// assert_eq!(caches.committed(), 2 << 20);
 /// caches.shrink(runtime.stream(), 0)?;
 /// assert!(caches.is_empty());
@@ -212,12 +212,6 @@ impl<T> Growing<T> {
     #[must_use]
     pub fn len(&self) -> usize {
         self.chosen().iter().map(|part| self.values_of(part.len())).max().unwrap_or(0)
-    }
-
-    /// The number of values of one part that have memory. 0 for a part that there is not.
-    #[must_use]
-    pub fn part_len(&self, part: usize) -> usize {
-        self.shared.parts.get(part).map_or(0, |part| self.values_of(part.len()))
     }
 
     /// Returns whether no part has memory.

@@ -238,23 +238,15 @@ impl Pool {
     /// # Errors
     /// `Suspended` while the pool is suspended; `OutOfMemory` with a report; `OverBudget`.
     pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        self.alloc_layout(Layout::new(bytes))
-    }
-
-    /// As [`alloc`](Self::alloc), with an alignment.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc); `InvalidArgument` for an alignment that is no power of two.
-    pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let inner = &*self.0;
         let _state = inner.with_all()?;
         let runtime = self.runtime();
-        if layout.size == 0 {
-            return runtime.alloc_layout(layout);
+        if bytes == 0 {
+            return runtime.alloc(0);
         }
         let core = runtime.stream().under();
         let on = On { timeline: core.timeline, source: core.source() };
-        let block = with_memory(&runtime, || inner.allocator.alloc(layout, on))?;
+        let block = with_memory(&runtime, || inner.allocator.alloc(Layout::new(bytes), on))?;
         let (addr, native) = (block.addr(), block.native());
         let keep = Block { _block: block, _turn: inner.turn.clone() };
         // SAFETY: the block is this call's, and nobody else's while the import keeps it. It has
@@ -262,27 +254,19 @@ impl Pool {
         // the record before, as long as this call shares the state after.
         let buffer = unsafe {
             let keep = Box::new(keep);
-            runtime.allocator().import(addr, layout.size, native, Protection::ReadWrite, keep)
+            runtime.allocator().import(addr, bytes, native, Protection::ReadWrite, keep)
         }?;
         self.note(&buffer, None);
         Ok(buffer)
     }
 
-    /// A growing buffer of the pool's memory, of at most `most` values. As [`Growing::new`]; its
-    /// memory goes and comes back with the pool's.
+    /// A growing buffer of the pool's memory, with `count` parts of at most `most` values each. As
+    /// [`Growing::with_parts`]; its memory goes and comes back with the pool's.
     ///
     /// # Errors
     /// `Suspended` while the pool is suspended; `Unsupported` for a shareable one; as
-    /// [`Growing::new`].
-    pub fn growing<T>(&self, most: usize) -> Result<Growing<T>> {
-        self.growing_parts(1, most)
-    }
-
-    /// As [`growing`](Self::growing), with `count` parts of at most `most` values each.
-    ///
-    /// # Errors
-    /// As [`growing`](Self::growing) and [`Growing::with_parts`].
-    pub fn growing_parts<T>(&self, count: usize, most: usize) -> Result<Growing<T>> {
+    /// [`Growing::with_parts`].
+    pub fn growing<T>(&self, count: usize, most: usize) -> Result<Growing<T>> {
         let inner = &*self.0;
         let _state = inner.with_all()?;
         inner.turn()?;

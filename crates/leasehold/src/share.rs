@@ -111,16 +111,11 @@ impl Export {
     /// The cause of the buffer's last write, if it has failed; `Timeout` of the socket;
     /// `Unavailable` if the other end is closed; the system's and the driver's own.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
-        self.wait()?;
         message::send(socket, &self.block, &self.descriptor()?)
     }
 
-    /// Blocks until the work that was submitted with the buffer is over, as
-    /// [`send`](Self::send) does: for a way of one's own to the other process.
-    ///
-    /// # Errors
-    /// The cause of the buffer's last write, if it has failed; that its end cannot be waited for.
-    pub fn wait(&self) -> Result<()> {
+    /// Blocks until the work that was submitted with the buffer is over.
+    fn wait(&self) -> Result<()> {
         for point in pending(&self.buffer) {
             self.runtime.wait_over(point)?;
         }
@@ -136,11 +131,15 @@ impl Export {
         &self.block
     }
 
-    /// A new descriptor of the block's segment. It keeps the memory alive until it is closed.
+    /// A new descriptor of the block's segment, for a way of one's own to the other process. It
+    /// keeps the memory alive until it is closed. Blocks as [`send`](Self::send) for the work that
+    /// was submitted with the buffer.
     ///
     /// # Errors
-    /// The system's, such as too many open files; the driver's.
+    /// The cause of the buffer's last write, if it has failed; the system's, such as too many open
+    /// files; the driver's.
     pub fn descriptor(&self) -> Result<OwnedFd> {
+        self.wait()?;
         // SAFETY: whoever exported the block vouches for those who get its descriptor.
         unsafe { self.segment.descriptor() }
     }
@@ -184,7 +183,7 @@ pub unsafe fn receive(
 /// As [`receive`].
 ///
 /// # Safety
-/// - As [`receive`]. The owner has [waited](Export::wait) for its work.
+/// - As [`receive`].
 pub unsafe fn import(
     runtime: &Runtime,
     descriptor: OwnedFd,

@@ -143,6 +143,11 @@ impl Growth {
         row * self.each..(row + 1) * self.each
     }
 
+    /// The first part of a sequence.
+    fn first(&self, row: usize) -> Growing<u8> {
+        self.parts.parts(row * self.each..row * self.each + 1)
+    }
+
     /// The bytes of a part with so many positions, in whole granules.
     fn bytes(&self, positions: usize) -> u64 {
         let bytes = self.position * positions as u64;
@@ -151,7 +156,7 @@ impl Growth {
 
     /// The positions of a sequence that have memory.
     pub(crate) fn room(&self, row: usize) -> usize {
-        self.parts.part_len(row * self.each) / self.position as usize
+        self.first(row).len() / self.position as usize
     }
 
     /// Takes memory for so many positions of a sequence. After an error all is as it was.
@@ -206,7 +211,7 @@ impl Growth {
 
     /// The bytes that [`grow`](Self::grow) would take, if nothing lies ready.
     pub(crate) fn missing(&self, row: usize, positions: usize) -> u64 {
-        let parts = self.parts(row).map(|part| self.parts.part_len(part) as u64);
+        let parts = self.parts(row).map(|part| self.parts.parts(part..part + 1).len() as u64);
         parts.map(|len| self.bytes(positions).saturating_sub(len)).sum()
     }
 
@@ -214,7 +219,7 @@ impl Growth {
     /// its end. Does not wait.
     pub(crate) fn ahead(&mut self, row: usize, filled: usize, positions: usize) {
         let bytes = self.bytes((filled + AHEAD).min(positions));
-        if bytes > self.parts.part_len(row * self.each) as u64 && bytes > self.asked[row] {
+        if bytes > self.first(row).len() as u64 && bytes > self.asked[row] {
             self.asked[row] = bytes;
             self.ahead.ask(self.parts(row), bytes);
         }

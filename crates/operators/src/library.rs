@@ -303,7 +303,7 @@ impl Library {
         let kernels = KERNELS
             .iter()
             .map(|spec| {
-                let base = registry.resolve_for(spec.name, &info)?;
+                let base = registry.resolve(spec.name, &info)?;
                 let division = Division::of(spec.name, &info.arch).ok_or_else(|| {
                     Error::Unsupported(
                         format!("{} runs none of the kernels; use another device", info.id).into(),
@@ -313,7 +313,7 @@ impl Library {
             })
             .collect::<Result<HashMap<_, _>>>()?;
         let preferred = cuda::TENSOR_KERNELS.iter().filter_map(|cuda| {
-            let base = registry.resolve_for(cuda.entry, &info).ok()?;
+            let base = registry.resolve(cuda.entry, &info).ok()?;
             let spec = KernelSpec::find(cuda.name)?;
             Some(Resolved { base, spec, division: Division::Blocks(cuda) })
         });
@@ -411,7 +411,7 @@ mod tests {
             for &(isa, _) in spec.variants {
                 let mut device = DeviceInfo::new(DeviceId::cpu(0), "the processor");
                 device.arch = vec![arch_of(isa)];
-                let found = registry.resolve_for(spec.name, &device);
+                let found = registry.resolve(spec.name, &device);
                 assert_eq!(found.is_ok(), isa.available(), "{} for {isa}", spec.name);
             }
         }

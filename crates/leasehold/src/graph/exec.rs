@@ -466,12 +466,6 @@ impl Graph {
     pub fn launches(&self) -> u64 {
         self.0.state.lock().launches
     }
-
-    /// The arena of the graph's memory.
-    #[must_use]
-    pub fn arena(&self) -> &GraphArena {
-        &self.0.arena
-    }
 }
 
 /// The reason for which nothing was submitted.

@@ -4,7 +4,6 @@
 //! to the kernel registered for the first of them that has one.
 
 use crate::kernel::base::KernelBase;
-use crate::runtime::Runtime;
 use leasehold_core::sync::RwLock;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{DeviceInfo, KernelDesc};
@@ -48,20 +47,12 @@ impl Registry {
         Ok(())
     }
 
-    /// The kernel for a runtime's device.
-    ///
-    /// # Errors
-    /// As [`resolve_for`](Self::resolve_for).
-    pub fn resolve(&self, name: &str, runtime: &Runtime) -> Result<KernelBase> {
-        self.resolve_for(name, runtime.info())
-    }
-
     /// The kernel of the most specific architecture that the device runs.
     ///
     /// # Errors
     /// `NotFound` for an unknown name; `Unsupported` when none of its variants fits, naming those
     /// there are.
-    pub fn resolve_for(&self, name: &str, device: &DeviceInfo) -> Result<KernelBase> {
+    pub fn resolve(&self, name: &str, device: &DeviceInfo) -> Result<KernelBase> {
         let kernels = self.kernels.read();
         let variants = kernels.get(name).ok_or_else(|| {
             Error::NotFound(format!("no kernel is named {name:?}; register it first").into())
@@ -82,18 +73,10 @@ impl Registry {
             .into(),
         ))
     }
-
-    /// The names, sorted.
-    #[must_use]
-    pub fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.kernels.read().keys().cloned().collect();
-        names.sort();
-        names
-    }
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.names()).finish()
+        f.debug_list().entries(self.kernels.read().keys()).finish()
     }
 }

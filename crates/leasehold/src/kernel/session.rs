@@ -147,12 +147,6 @@ impl<'s, State> KernelSession<'s, State> {
         self.stream
     }
 
-    /// The kernel's pipeline, which has the kernel's declarations.
-    #[must_use]
-    pub fn pipeline(&self) -> &'s Pipeline {
-        &self.kernel.pipeline
-    }
-
     /// Notes the operands that the launch depends on. Used by
     /// [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]

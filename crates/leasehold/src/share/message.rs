@@ -29,18 +29,6 @@ pub struct SharedBlock {
 }
 
 impl SharedBlock {
-    /// Bytes of the block.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether it has no bytes, which no export has.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
     /// The description as bytes, for another process of the same machine.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; BYTES] {

@@ -126,7 +126,7 @@ fn messages_of_misuse_name_the_cure() {
         (stream.copy(x.view(), x.slice(1..).view()), "take a part of the larger one"),
         (stream.copy_pinned(x.view(), x.view()), "Runtime::alloc_pinned"),
         (x.part(3..17).map(drop), "end at 16 at most"),
-        (x.try_slice(3..5).map(drop), "end at 4 at most"),
+        (x.as_view().try_slice(3..5).map(drop), "end at 4 at most"),
         (runtime.to_vec::<[u8; 3]>(x.view()).map(drop), "take a part that is"),
         (stream.record(&other.create_event().unwrap()), "create it on the runtime of this stream"),
         (fresh.elapsed_since(&untimed).map(drop), "Runtime::create_event"),

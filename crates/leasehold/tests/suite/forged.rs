@@ -202,8 +202,8 @@ fn all_handles_lead_to_what_was_given_out() {
             .map(|name| Pool::new(&runtime, name, PoolKind::Suspendable).unwrap());
         let grown = pools.each_ref().map(|pool| {
             given.push(pool.alloc(N as u64).unwrap());
-            let parts = pool.growing_parts::<u8>(4, N).unwrap();
-            (Some(pool.growing::<u32>(N).unwrap()), parts)
+            let parts = pool.growing::<u8>(4, N).unwrap();
+            (Some(pool.growing::<u32>(1, N).unwrap()), parts)
         });
         let parts = Growing::<u8>::with_parts(&runtime, 4, N).unwrap();
         for (cache, parts) in grown.iter().chain([&(None, parts)]) {

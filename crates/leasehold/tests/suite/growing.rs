@@ -98,7 +98,7 @@ fn graphs_stay_valid_through_growths_and_suspensions() {
         let stream = runtime.stream();
         let pool = Pool::new(&runtime, "caches", PoolKind::Suspendable).ok();
         let cache = match &pool {
-            Some(pool) => pool.growing::<u32>(8 << 20).unwrap(),
+            Some(pool) => pool.growing::<u32>(1, 8 << 20).unwrap(),
             None => Growing::new(&runtime, 8 << 20).unwrap(),
         };
         cache.grow(stream, 1024).unwrap();
@@ -121,7 +121,7 @@ fn graphs_stay_valid_through_growths_and_suspensions() {
                 assert_eq!(kind(cache.grow(stream, 8 << 20)), "Suspended", "{at}");
                 assert_eq!(kind(cache.shrink(stream, 0)), "Suspended", "{at}");
                 assert_eq!(kind(cache.prepare(8 << 20)), "Suspended", "{at}");
-                assert_eq!(kind(pool.growing::<u32>(1)), "Suspended", "{at}");
+                assert_eq!(kind(pool.growing::<u32>(1, 1)), "Suspended", "{at}");
                 assert_eq!(cache.len(), before, "{at}");
                 pool.resume().unwrap();
             }
@@ -465,7 +465,7 @@ fn bad_forks_are_refused_and_change_nothing() {
             assert_eq!(kind(growing.fork(stream, 1 << 20)), "Unsupported", "{at}");
         }
         if let Ok(pool) = Pool::new(&runtime, "caches", PoolKind::Suspendable) {
-            let growing = pool.growing::<u32>(2 << 20).unwrap();
+            let growing = pool.growing::<u32>(1, 2 << 20).unwrap();
             growing.grow(stream, 1 << 20).unwrap();
             assert_eq!(kind(growing.fork(stream, 1 << 20)), "Unsupported", "{at}");
         }

@@ -126,7 +126,7 @@ fn a_recorded_launch_reaches_what_each_part_has() {
     expect([1, 1, 0, 0]);
     let clone = parts.clone();
     drop(parts);
-    assert_eq!(clone.part_len(1), bytes(1));
+    assert_eq!(clone.parts(1..2).len(), bytes(1));
     graph.launch().unwrap();
     // Work that the process leaves behind looks like a leak.
     stream.synchronize().unwrap();
@@ -138,7 +138,8 @@ fn several_parts_grow_together_or_not_at_all() {
         let (stream, at) = (runtime.stream(), runtime.device());
         let parts = Growing::<u8>::with_parts(&runtime, PARTS, 8 << 20).unwrap();
         parts.parts(1..2).grow(stream, 1000).unwrap();
-        let before = || (0..PARTS).map(|part| parts.part_len(part)).collect::<Vec<_>>();
+        let before =
+            || (0..PARTS).map(|part| parts.parts(part..part + 1).len()).collect::<Vec<_>>();
         assert_eq!(before(), [0, 1000, 0, 0]);
         runtime.allocator().set_budget(runtime.allocator().stats().reserved + (9 << 20));
         let e = parts.parts(0..4).grow(stream, 6 << 20).expect_err("over the budget");
@@ -199,7 +200,7 @@ impl Pooled {
         };
         let (pool, kernel) =
             (Pool::new(runtime, "caches", PoolKind::Suspendable).unwrap(), fill_of(source));
-        let parts = pool.growing_parts::<u8>(PARTS, 8 << 20).unwrap();
+        let parts = pool.growing::<u8>(PARTS, 8 << 20).unwrap();
         let out = runtime.zeros::<f32>(PARTS * 8).unwrap();
         // Recorded without memory.
         let graph =
@@ -229,10 +230,10 @@ fn parts_of_a_pool_go_and_come_back_under_a_graph() {
         let (pooled, stream) = (Pooled::new(&runtime), runtime.stream());
         let Pooled { pool, parts, .. } = &pooled;
         pooled.check();
-        let other = pool.growing::<u32>(1 << 20).unwrap();
+        let other = pool.growing::<u32>(1, 1 << 20).unwrap();
         other.grow(stream, 1000).unwrap();
         stream.fill(other.view(), 7u32).unwrap();
-        let lengths = || [0, 1, 2, 3].map(|part| parts.part_len(part));
+        let lengths = || [0, 1, 2, 3].map(|part| parts.parts(part..part + 1).len());
         for _ in 0..3 {
             let (before, live) = (lengths(), pool.stats().live);
             assert_eq!(live, PARTS as u64 + 1);
@@ -245,7 +246,7 @@ fn parts_of_a_pool_go_and_come_back_under_a_graph() {
             assert_eq!(kind(parts.parts(0..4).try_grow(stream, 8 << 20)), "Suspended");
             assert_eq!(kind(parts.parts(0..4).prepare(8 << 20)), "Suspended");
             assert_eq!(kind(parts.parts(0..4).shrink(stream, 0)), "Suspended");
-            assert_eq!(kind(pool.growing_parts::<u8>(2, 100)), "Suspended");
+            assert_eq!(kind(pool.growing::<u8>(2, 100)), "Suspended");
             assert_eq!(lengths(), before);
             pool.resume().unwrap();
             assert_eq!((lengths(), pool.stats().live), (before, live));
@@ -276,7 +277,7 @@ fn a_failing_call_of_the_driver_loses_no_part() {
             let (mut runtime, driver) = cuda_and_driver();
             let pooled = Pooled::new(&runtime);
             let Pooled { pool, parts, .. } = &pooled;
-            let lengths = || [0, 1, 2, 3].map(|part| parts.part_len(part));
+            let lengths = || [0, 1, 2, 3].map(|part| parts.parts(part..part + 1).len());
             let before = lengths();
             runtime.synchronize().unwrap();
             let start = driver.machine().calls();
@@ -356,7 +357,7 @@ fn bad_use_of_parts_is_refused_and_changes_nothing() {
     refused(launch(stream, &kernel, &wrong, &[0; 4], 1), "bind Growing::limit of the same");
     refused(stream.fill(whole.view().part(..4).unwrap(), 0u8), "has 0 now");
     refused(stream.fill(parts.limit().view(), 0xffu8), "read-only");
-    assert_eq!([0, 1, 2, 3].map(|part| parts.part_len(part)), [4096, 0, 0, 0]);
+    assert_eq!([0, 1, 2, 3].map(|part| parts.parts(part..part + 1).len()), [4096, 0, 0, 0]);
     let mut plain = CudaConfig::default();
     plain.memory = MemorySource::Plain;
     let driver = SimDriver::new(SimDriverConfig::new(MachineConfig::seed(7))).unwrap();
@@ -450,7 +451,10 @@ fn parts_share_what_neither_writes() {
     s.grow(0, 3);
     assert_eq!(s.write(7, 0), [[7, 7, 7, NO], [NO; 4], [NO; 4]]);
     let bytes = s.parts.fork_part(stream, 0, 2, (5 << 20) + 1).unwrap();
-    assert_eq!((bytes, s.parts.part_len(2), s.parts.committed()), (4 << 20, 4 << 20, 10 << 20));
+    assert_eq!(
+        (bytes, s.parts.parts(2..3).len(), s.parts.committed()),
+        (4 << 20, 4 << 20, 10 << 20)
+    );
     assert_eq!([0, 1, 2].map(|part| s.parts.parts(part..part + 1).shared()), [4 << 20, 0, 4 << 20]);
     assert_eq!(s.runtime.allocator().stats().shared_in_growing, 4 << 20);
     assert_eq!(s.write(8, 0), [[7, 7, 8, NO], [NO; 4], [7, 7, NO, NO]]);
@@ -494,12 +498,15 @@ fn bad_forks_of_parts_are_refused_and_change_nothing() {
         Ok(())
     }));
     assert_eq!(
-        [0, 1, 2].map(|part| (s.parts.part_len(part), s.parts.parts(part..part + 1).shared())),
+        [0, 1, 2].map(|part| (
+            s.parts.parts(part..part + 1).len(),
+            s.parts.parts(part..part + 1).shared()
+        )),
         [(4 << 20, 0), (2 << 20, 0), (0, 0)]
     );
     // The host has one address for each byte.
     let parts = Growing::<u8>::with_parts(&elsewhere, 2, 8 << 20).unwrap();
     parts.parts(0..1).grow(elsewhere.stream(), 4 << 20).unwrap();
     assert_eq!(kind(parts.fork_part(elsewhere.stream(), 0, 1, 4 << 20)), "Unsupported");
-    assert_eq!(parts.part_len(1), 0);
+    assert_eq!(parts.parts(1..2).len(), 0);
 }

@@ -438,8 +438,8 @@ fn what_others_may_map_is_not_suspended() {
     let block = pool.alloc(64).unwrap();
     assert!(matches!(pool.suspend(Contents::Keep), Err(Error::Unsupported(_))));
     assert!(matches!(pool.resume(), Err(Error::InvalidState(_))));
-    assert!(matches!(pool.growing::<u32>(4), Err(Error::Unsupported(_))));
-    assert!(matches!(pool.growing_parts::<u8>(2, 100), Err(Error::Unsupported(_))));
+    assert!(matches!(pool.growing::<u32>(1, 4), Err(Error::Unsupported(_))));
+    assert!(matches!(pool.growing::<u8>(2, 100), Err(Error::Unsupported(_))));
     runtime.stream().fill(block.view(), 3u8).unwrap();
     assert_eq!(runtime.to_vec::<u8>(&block).unwrap(), [3; 64]);
 

@@ -189,7 +189,7 @@ fn suspended(env: &Env) -> Outcome {
         Err(Error::Unsupported(_)) => return Ok(()),
         pool => pool?,
     };
-    let reach = Reach::new(env, &runtime, pool.growing(MOST)?)?;
+    let reach = Reach::new(env, &runtime, pool.growing(1, MOST)?)?;
     for round in 1..=3 {
         reach.grow(round * 900_000)?;
         pool.suspend(Contents::Keep)?;

@@ -85,7 +85,7 @@ impl Parts {
     }
 
     fn lengths(&self) -> [usize; COUNT] {
-        std::array::from_fn(|part| self.parts.part_len(part))
+        std::array::from_fn(|part| self.parts.parts(part..part + 1).len())
     }
 
     /// A replay and an eager launch find the stamps, and nothing beyond the ends.
@@ -98,7 +98,7 @@ impl Parts {
             for (i, &found) in self.runtime.to_vec(out)?.iter().enumerate() {
                 let (part, look) = (i / LOOKS, i % LOOKS);
                 let end = 4 * (look * step(&self.parts) as usize + 1);
-                let len = self.parts.part_len(part);
+                let len = self.parts.parts(part..part + 1).len();
                 let wanted = match end {
                     end if end > len => Some(u32::MAX),
                     end if end <= self.stamped[part] => Some(STAMP + i as u32),
@@ -119,7 +119,7 @@ impl Parts {
     fn grow(&mut self, parts: Range<usize>, bytes: usize) -> Outcome {
         self.parts.parts(parts.clone()).grow(self.stream(), bytes)?;
         check!(
-            parts.clone().all(|part| self.parts.part_len(part) >= bytes),
+            parts.clone().all(|part| self.parts.parts(part..part + 1).len() >= bytes),
             "lengths of {parts:?}"
         );
         self.check("before the new memory is written")?;
@@ -131,11 +131,12 @@ impl Parts {
     fn shrink(&mut self, parts: Range<usize>, bytes: usize) -> Outcome {
         self.parts.parts(parts.clone()).shrink(self.stream(), bytes)?;
         check!(
-            parts.clone().all(|part| self.parts.part_len(part) <= bytes),
+            parts.clone().all(|part| self.parts.parts(part..part + 1).len() <= bytes),
             "lengths of {parts:?}"
         );
-        self.stamped =
-            std::array::from_fn(|part| self.stamped[part].min(self.parts.part_len(part)));
+        self.stamped = std::array::from_fn(|part| {
+            self.stamped[part].min(self.parts.parts(part..part + 1).len())
+        });
         Ok(())
     }
 

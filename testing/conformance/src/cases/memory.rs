@@ -396,7 +396,6 @@ fn shareable(env: &Env) -> Outcome {
     runtime.stream().upload(block.view(), &words)?;
     // SAFETY: this case alone gets the descriptor, and orders what it does by the host.
     let export = unsafe { pool.export(block.view()) }?;
-    export.wait()?;
     // SAFETY: the case waits for the work at one address before it begins work at another.
     let take = |export: &Export| unsafe {
         share::import(&runtime, export.descriptor()?, export.block(), Protection::ReadWrite)
