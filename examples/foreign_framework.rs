@@ -61,12 +61,17 @@ struct Kernels {
 
 impl Kernels {
     fn of(runtime: &Runtime) -> Result<Arc<Self>> {
+        const BINDINGS: [Access; 3] = [Access::Read, Access::Read, Access::Write];
+        let desc = |name, function, bindings| {
+            let source = KernelSource::Cpu(function);
+            KernelDesc::new(name, source, bindings, KernelCheck::grid_1d()).aligned(4)
+        };
         let (add, scale) =
-            (KernelBuilder::cpu("add", add).reads(2), KernelBuilder::cpu("scale", scale).reads(1));
-        let (add, scale) = (add.writes(1).aligned(4), scale.writes(1).aligned(4).params::<f32>());
+            (desc("add", add, &BINDINGS), desc("scale", scale, &BINDINGS[1..]).params_of::<f32>());
         // SAFETY: both touch their bindings through slices, which check bounds, and a tile writes a
         // part of its own.
-        runtime.extension(|_| unsafe { Ok(Self { add: add.build()?, scale: scale.build()? }) })
+        let new = |desc| unsafe { KernelBase::new(desc) };
+        runtime.extension(|_| Ok(Self { add: new(add)?, scale: new(scale)? }))
     }
 }
 

@@ -21,10 +21,10 @@ fn main() -> Result<()> {
     let y = runtime.alloc_array::<f32>(x.len())?;
     stream.copy(y.view(), x.view())?;
 
+    let (source, bindings) = (KernelSource::Cpu(axpy), [Access::Read, Access::ReadWrite]);
+    let desc = KernelDesc::new("axpy", source, &bindings, KernelCheck::grid_1d());
     // SAFETY: slices check the bounds of the bindings, and each tile writes its own part.
-    let axpy = unsafe {
-        KernelBuilder::cpu("axpy", axpy).reads(1).read_writes(1).params::<f32>().aligned(4).build()
-    }?;
+    let axpy = unsafe { KernelBase::new(desc.params_of::<f32>().aligned(4)) }?;
     let (start, end) = (runtime.create_event()?, runtime.create_event()?);
     stream.record(&start)?;
     stream.launch(&axpy, &[x.read(), y.read_write()], &2.0f32, tiles)?;

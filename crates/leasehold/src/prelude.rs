@@ -15,7 +15,7 @@ pub use crate::context::Context;
 pub use crate::event::{Event, EventFlags};
 pub use crate::graph::{Graph, GraphOperator, GraphUpdate};
 pub use crate::host_timeline::HostTimeline;
-pub use crate::kernel::{CpuArgs, Grid, KernelBase, KernelBuilder};
+pub use crate::kernel::{CpuArgs, Grid, KernelBase, KernelCheck, KernelDesc, KernelSource};
 pub use crate::partition::Divide;
 pub use crate::runtime::Runtime;
 pub use crate::stream::Stream;

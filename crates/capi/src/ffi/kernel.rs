@@ -8,10 +8,10 @@ use crate::callback::{Callback, LeaseholdRelease};
 use crate::kinds::{KERNELS, RUNTIMES, STREAMS};
 use crate::status::{alone, ffi_guard, ffi_guard_release};
 use leasehold::kernel::{
-    CpuCFn, CpuTile, Cubin, Grid, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap,
-    session_ops, session_sync_ops,
+    CpuCFn, CpuTile, Cubin, Grid, KernelCheck, KernelDesc, KernelSource, Launch, LaunchInfo,
+    Overlap,
 };
-use leasehold::{Access, Error, KernelBase, KernelSession, Result};
+use leasehold::{Access, Error, KernelBase, Result};
 use leasehold_core::sync::{Arc, Mutex};
 use std::borrow::Cow;
 use std::ffi::{c_char, c_int, c_void};
@@ -496,24 +496,14 @@ pub unsafe extern "C" fn leasehold_stream_launch_many(
         for (given, held) in std::iter::zip(&given, &buffers) {
             operands.push(operands_of(given, held)?);
         }
-        let mut staged = None;
-        for (i, launch) in launches.iter().enumerate() {
-            let session = match staged.take() {
-                None => KernelSession::begin(&kernels[i], held.stream())?,
-                Some(session) => KernelSession::kernel(session, &kernels[i])?,
-            };
-            let session = session_sync_ops::wait(session, &operands[i])?;
+        let mut all = room(count)?;
+        for ((launch, kernel), operands) in launches.iter().zip(&kernels).zip(&operands) {
             // SAFETY: the caller vouches for the parameters.
             let params =
                 unsafe { list(launch.params.cast::<u8>(), launch.params_bytes, "params")? };
-            let session = session_ops::params_bytes(session_ops::bind(session)?, params)?;
-            let Grid { blocks, threads, shared } = launch.grid.shape()?;
-            let session = session_ops::dispatch_3d(session, blocks, threads, shared)?;
-            staged = Some(session_sync_ops::update_tokens(session));
+            all.push(Launch { kernel, operands, params, grid: launch.grid.shape()? });
         }
-        if let Some(session) = staged {
-            session.finish()?;
-        }
+        held.stream().launch_many(&all)?;
         // SAFETY: by the contract.
         unsafe { LeaseholdPoint::give(point, held.stream()) };
         Ok(())

@@ -1,12 +1,13 @@
 //! Kernels: bases, sessions, and what a session may do.
 //!
-//! * [`KernelBuilder`] describes a kernel of the CPU's; a [`KernelDesc`]
-//!   one of any backend: code, bindings, parameters, and which launches may run ([`KernelCheck`]).
+//! * [`KernelDesc`] describes a kernel: code, bindings, parameters, and which launches may run
+//!   ([`KernelCheck`]).
 //! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is
 //!   `unsafe`: its author vouches for the kernel. Launching is safe: each launch is checked. New
 //!   convenience goes to [`session_ops`].
 //! * [`Kernel`] is a base whose type says what a launch takes.
-//! * [`Stream::launch`](crate::Stream::launch) is one launch.
+//! * [`Stream::launch`](crate::Stream::launch) is one launch,
+//!   [`launch_many`](crate::Stream::launch_many) several as one submission.
 //! * [`KernelSession`] is one or more launches on a stream as one submission, from `begin` to
 //!   `finish`. Its type says what may come next.
 //! * [`session_ops`] binds, sets parameters and dispatches; [`session_sync_ops`] waits for
@@ -15,7 +16,6 @@
 //!   runs.
 
 pub mod base;
-mod builder;
 mod grid;
 mod launch;
 pub mod registry;
@@ -26,8 +26,8 @@ pub mod session_sync_ops;
 mod typed;
 
 pub use base::KernelBase;
-pub use builder::KernelBuilder;
 pub use grid::{Grid, Params};
+pub use launch::Launch;
 pub use leasehold_hal::{
     Access, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
     KernelSource, LaunchInfo, Overlap,

@@ -141,12 +141,6 @@ impl<'s, State> KernelSession<'s, State> {
         KernelSession { stream, submit_guard, kernel, _state: PhantomData }
     }
 
-    /// The stream that the session is open on.
-    #[must_use]
-    pub fn stream(&self) -> &'s Stream {
-        self.stream
-    }
-
     /// Notes the operands that the launch depends on. Used by
     /// [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]

@@ -4,7 +4,7 @@ use crate::common::*;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold::graph::{NodeId, UpdateOutcome};
 use leasehold::kernel::{
-    CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops,
+    CpuArgs, KernelCheck, KernelDesc, KernelSource, Launch, Overlap, Registry, session_ops,
     session_sync_ops,
 };
 use leasehold::{
@@ -15,6 +15,23 @@ use std::time::Duration;
 
 fn ones() -> [u8; 4] {
     1.0f32.to_ne_bytes()
+}
+
+#[test]
+fn several_launches_are_one_submission_or_none() {
+    let runtime = runtime();
+    let (kernel, stream) = (axpy(), runtime.stream());
+    let (x, y) = (runtime.upload(&[1.0f32; 16]).unwrap(), runtime.zeros::<f32>(16).unwrap());
+    let (operands, before) = ([x.read(), y.read_write()], stream.now().value());
+    let grid = Grid::from((16 / TILE) as u32);
+    let launch = Launch { kernel: &kernel, operands: &operands, params: &ones(), grid };
+    let refused = Launch { params: &[0; 3], ..launch };
+    assert_eq!(kind(stream.launch_many(&[launch, refused])), "InvalidArgument");
+    stream.launch_many(&[]).unwrap();
+    assert_eq!(stream.now().value(), before);
+    stream.launch_many(&[launch; 3]).unwrap();
+    assert_eq!(stream.now().value(), before + 1);
+    assert_eq!(runtime.to_vec(&y).unwrap(), [3.0; 16]);
 }
 
 #[test]
