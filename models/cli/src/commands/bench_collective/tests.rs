@@ -118,7 +118,7 @@ fn the_raw_side_is_legal_and_leaves_nothing() {
     if std::env::var_os("STUB_LOG").is_none() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libnccl.so.2");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../collective/tests/suite/stub_nccl.rs");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/collective/tests/suite/stub_nccl.rs");
         let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let mut compiler = Command::new(compiler);
         compiler.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "nccl"]);
