@@ -29,7 +29,7 @@ use std::ops::{Deref, RangeBounds};
 /// assert_eq!(runtime.to_vec(&y)?, [3.0, 4.0, 0.0, 0.0]);
 /// runtime.stream().fill_with(y.slice(1..3), 9.0)?;
 /// assert_eq!(runtime.to_vec(y.slice(1..))?, [9.0, 9.0, 0.0]);
-/// assert!(y.try_slice(3..5).is_err());
+/// assert!(y.as_view().try_slice(3..5).is_err());
 /// # Ok(())
 /// # }
 /// ```

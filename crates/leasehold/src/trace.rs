@@ -47,7 +47,7 @@ pub struct Trace {
 
 impl Trace {
     /// The most events that a trace keeps: submissions, operations, allocations, waits and samples.
-    /// Later ones are [counted](TraceEvents::dropped). An event takes about 250 bytes.
+    /// The file counts later ones, as `dropped_events`. An event takes about 250 bytes.
     pub const MOST_EVENTS: usize = recorder::MOST_EVENTS;
 
     pub(crate) fn begin(runtime: &Arc<RuntimeInner>) -> Result<Self> {
@@ -203,7 +203,7 @@ fn look_at_clock(recorder: &Recorder) -> Result<()> {
 /// let events = trace.stop();
 /// let mut json = Vec::new();
 /// events.write(&mut json)?; // or events.save("trace.json")
-/// assert!(json.starts_with(b"{") && events.dropped() == 0);
+/// assert!(json.starts_with(b"{"));
 /// # Ok(())
 /// # }
 /// ```
