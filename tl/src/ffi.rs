@@ -204,7 +204,7 @@ pub unsafe extern "C" fn tl_mem_register_tensor(ptr: *mut OpaqueTensor) {
     register(ptr.cast(), About::kind(Kind::Tensor));
 }
 
-/// Registers a vector of pointers ([`VecPtr`]).
+/// Registers a vector of pointers ([`VecPtr`](crate::VecPtr)).
 ///
 /// # Safety
 /// - As for [`MemoryManager::register_vec_ptr`](crate::MemoryManager::register_vec_ptr).
