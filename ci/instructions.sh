@@ -40,7 +40,7 @@ while read -r operation baseline tolerance package example; do
         *)
             bench=
             name=${package#leasehold-}
-            ! grep -qs '^bench = ' "crates/$name/Cargo.toml" "testing/$name/Cargo.toml" tl/Cargo.toml || bench=$package/bench
+            ! grep -qs '^bench = ' "crates/$name/Cargo.toml" "testing/$name/Cargo.toml" || bench=$package/bench
             cargo build --quiet --release -p "$package" --features "$bench" --example "$example"
             built="$built $package/$example"
             ;;
