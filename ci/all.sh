@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that this project promises, checked on a clean checkout: two cores, no GPU, 25 minutes.
+# Everything that this project promises, checked on a clean checkout: two cores, no GPU, an hour.
 # Installs the tools that are missing, runs the scripts of ci/ one after the other, all of them even
 # when one fails, and ends with the sum of the tests. The long forms of the models, the sanitizer,
 # the fuzzers and the stress are in ci/long.sh.
