@@ -32,7 +32,7 @@ impl Request {
     }
 }
 
-/// Who makes the devices of a command: the [`Machine`], or a program that simulates some.
+/// The maker of a command's devices: the [`Machine`], or a program that simulates some.
 pub trait Devices {
     /// Opens the device of a request.
     ///
@@ -71,7 +71,7 @@ impl Devices for Machine {
     }
 }
 
-/// What a simulated system has beside a device's.
+/// The parts of a simulated system that a real device has not.
 pub struct Simulation {
     /// The library of collectives between the devices.
     pub library: Option<Arc<dyn CollectiveOps>>,
@@ -136,7 +136,7 @@ impl System {
     /// Checks what has run on simulated devices so far; always `Ok` for others.
     ///
     /// # Errors
-    /// What the simulation has found.
+    /// The simulation's finding.
     pub fn check(&self) -> Result<(), Failure> {
         self.simulation.as_ref().map_or(Ok(()), |simulation| (simulation.check)())
     }

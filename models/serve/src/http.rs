@@ -30,7 +30,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(300);
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// What is served, and to whom.
+/// The model that is served, and the limits of its answers.
 pub struct Model {
     pub name: String,
     pub tokenizer: Tokenizer,
@@ -240,7 +240,7 @@ fn whole(status: u16, value: &Value) -> Response<Body> {
     response(status, "application/json", value.to_string())
 }
 
-/// What a browser asks before it sends a request of another origin's page.
+/// The answer to a preflight: a browser asks before it sends a request of another origin's page.
 fn preflight(asked: &HeaderMap) -> Response<Body> {
     let mut answer = Response::new(Full::default().boxed_unsync());
     *answer.status_mut() = hyper::StatusCode::NO_CONTENT;

@@ -143,7 +143,7 @@ impl Writer {
     }
 }
 
-/// What is neither a text nor holds others.
+/// A value that is neither a text nor a container, as JSON.
 fn scalar(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::None => Ok("null".to_owned()),

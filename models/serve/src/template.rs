@@ -326,7 +326,7 @@ fn content(parts: &Value, joined: bool, watch: &Arc<Watch>) -> Result<Value, Err
     })
 }
 
-/// What was seen while a template ran.
+/// The observations of one run of a template.
 #[derive(Debug, Default)]
 struct Watch {
     /// A content has parts.

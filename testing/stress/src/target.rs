@@ -67,7 +67,7 @@ pub(crate) struct RankBench {
     pub(crate) library: Option<Arc<dyn CollectiveOps>>,
 }
 
-/// What is under the runtimes.
+/// The machine and the drivers under the runtimes.
 pub(crate) struct Under {
     context: Context,
     pub(crate) weather: Weather,

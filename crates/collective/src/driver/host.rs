@@ -671,8 +671,8 @@ macro_rules! numbers {
             }
 
             fn join(how: Reduce, sum: $wide, x: $wide) -> $wide {
-                // What is no number has no order to itself. Of equal ones the first: +0 and -0 are
-                // equal.
+                // A NaN has no order, not even to itself. Of equal values the first stays: +0
+                // and -0 are equal.
                 let takes = |x_is| x_is || sum.partial_cmp(&sum).is_none();
                 match how {
                     Reduce::Sum | Reduce::Average => $add(sum, x),

@@ -3,7 +3,7 @@
 use super::*;
 use serde_json::Value as Json;
 
-/// What a directory with these files renders of a chat.
+/// The text of a chat, rendered by the template of a directory with these files.
 fn render_dir(files: &[(&str, &str)], chat: &str) -> Result<String, String> {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
