@@ -24,7 +24,8 @@
 //!   closes the epoch at each free, which is one driver call, and when the thread ends.
 //! - Stream in capture: an event on it would become a part of the graph. So its epoch stays open,
 //!   and the memory stays with the stream until the capture is over. A captured stream does not
-//!   wait for other streams either.
+//!   wait for other streams either. A capture may begin between the look and the record, so a
+//!   second look follows, and an event that the capture has is not kept.
 //! - Stream that its owner destroys: the owner ends it here first. The last epoch is closed then,
 //!   and its event outlives the stream.
 //! - The whole context ([`External::whole`]): stands for streams whose handles may be used no more.
@@ -285,6 +286,9 @@ impl External {
                 Some((epoch, _)) => *epoch = open,
                 None => state.events.push_back((open, event)),
             }
+            // Another thread may have begun a capture since the first look. Its graph has the
+            // record then, and a question about the event would break it: the event is not kept.
+            self.check_capture(ops, stream).inspect_err(|_| drop(state.events.pop_back()))?;
             Ok(open)
         })
     }

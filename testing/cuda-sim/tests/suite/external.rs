@@ -4,6 +4,7 @@
 use crate::common::*;
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Policy};
 use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Error, Lease, Result, TimelineSource};
 use leasehold_cuda::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFlags, MemoryOps, NativeCopy, NativeEvent, NativeFill,
@@ -367,6 +368,35 @@ fn memory_of_a_stream_in_capture_stays_with_it() {
         library.driver().stream_destroy(stream).unwrap();
     }
     drop((allocator, captured, other));
+    library.close();
+}
+
+/// A capture that begins between another thread's look at the stream and its event is not broken:
+/// nobody asks the event that the capture has.
+#[test]
+fn captures_begin_while_other_threads_close_epochs() {
+    let library = Library::new(14);
+    let externals = library.device.primary().externals().clone();
+    let native = library.stream();
+    let stream = library.external(native);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                externals.any().unwrap().wait_context(std::time::Duration::ZERO).unwrap();
+            }
+        });
+        let broken = (0..1500).find_map(|_| {
+            library.driver().capture_begin(native).unwrap();
+            (0..3).for_each(|_| std::thread::yield_now());
+            library.driver().capture_end(native).map(|g| library.driver().graph_destroy(g)).err()
+        });
+        over.store(true, Ordering::Relaxed);
+        assert!(broken.is_none(), "{broken:?}");
+    });
+    externals.end(native.0).unwrap();
+    library.driver().stream_destroy(native).unwrap();
+    drop((stream, externals));
     library.close();
 }
 
