@@ -1,21 +1,8 @@
 //! Invalid input: one line on standard error that names the problem and its place, and the right
 //! exit status.
 
-use super::{call, leasehold, repository};
+use super::*;
 use std::path::Path;
-
-/// Checks that the command fails with this status and one line that contains all of `words`.
-fn fails(arguments: &[&str], status: i32, words: &[&str]) {
-    let output = call(arguments);
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
-    assert_eq!(text.lines().count(), 1, "{arguments:?}: {text}");
-    assert!(!text.contains("panicked"), "{text}");
-    for word in words {
-        assert!(text.contains(word), "{arguments:?}: {word:?} is not in {text:?}");
-    }
-    assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
-}
 
 #[test]
 fn command_lines_that_make_no_sense() {
@@ -136,7 +123,7 @@ fn models_that_are_broken() {
 #[test]
 fn a_closed_pipe_is_no_panic() {
     use std::process::Stdio;
-    let mut child = leasehold()
+    let mut child = command()
         .args(["run", "--tokens", "8"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,42 +1,13 @@
 //! Hostile files, limits and streams: each gives one line that names the problem and its place, and
 //! status 1, or 2 for the command line.
 
-use super::{call, leasehold, repository};
+use super::*;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-
-/// Runs the command for at most a minute; after that it has status 137.
-fn bounded(arguments: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_leasehold");
-    Command::new("timeout").args(["-s", "KILL", "60", program]).args(arguments).output().unwrap()
-}
-
-/// The one line of the command's message, without control characters.
-fn line(output: &Output, status: i32) -> String {
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{text}");
-    let line = text.strip_suffix('\n').unwrap();
-    assert!(line.starts_with("leasehold: ") && !line.contains(char::is_control), "{text:?}");
-    line.to_owned()
-}
-
-fn has(line: &str, words: &[&str]) {
-    for word in words {
-        assert!(line.contains(word), "{word:?} is not in {line:?}");
-    }
-}
-
-/// Runs the command in a shell that first sets a limit.
-fn limited(limit: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new("bash");
-    let script = format!("{limit}; exec \"$0\" \"$@\"");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_leasehold")]).args(arguments);
-    command
-}
+use std::process::Stdio;
 
 fn model() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -179,14 +150,14 @@ fn a_closed_standard_output_is_an_error() {
         let output = limited("exec 1>&-", arguments).stderr(Stdio::piped()).output().unwrap();
         has(&line(&output, 1), &["standard output is closed"]);
     }
-    let output = leasehold().arg("--version").stdout(Stdio::null()).output().unwrap();
+    let output = command().arg("--version").stdout(Stdio::null()).output().unwrap();
     assert!(output.status.success());
 }
 
 #[test]
 fn debug_aids_that_cannot_be_are_named_with_a_cure() {
     let raw = OsStr::from_bytes(b"poison\xff\x1b");
-    let output = leasehold()
+    let output = command()
         .args(["run", "--tokens", "1"])
         .env("LEASEHOLD_MEMORY_DEBUG", raw)
         .output()

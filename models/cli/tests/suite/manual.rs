@@ -1,6 +1,6 @@
 //! Completions and manual pages.
 
-use super::call;
+use super::*;
 
 #[test]
 fn shells_get_completions() {

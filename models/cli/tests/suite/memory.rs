@@ -1,6 +1,6 @@
 //! Memory options of `run`: records, debug aids.
 
-use super::{call, json, leasehold, repository};
+use super::*;
 use std::path::Path;
 use std::process::Command;
 
@@ -44,13 +44,6 @@ fn reports_are_pages_with_the_runs_figures() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
-    // A number as the page writes it.
-    let grouped = |n: u64| {
-        let digits = n.to_string();
-        let groups: Vec<&str> =
-            digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap()).collect();
-        groups.join(",")
-    };
     let (page, text) = (at("run.html"), at("s.json"));
     json(&["run", "--json", "--tokens", "3", "--report", &page, "--memory-snapshot", &text]);
     let (html, snapshot) = (read(&page), read(&text));
@@ -83,7 +76,7 @@ fn debug_aids_are_silent_where_nothing_is_wrong() {
         assert_eq!(report["output_ids"], plain["output_ids"], "{aids}");
         assert_eq!(report["modes_agree"], true);
     }
-    let output = leasehold()
+    let output = command()
         .args(["run", "--tokens", "1", "--json"])
         .env("LEASEHOLD_MEMORY_DEBUG", "all")
         .output()
@@ -100,7 +93,7 @@ fn debug_aids_that_make_no_sense_are_refused() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains(&message), "{text}");
-    let output = leasehold().arg("run").env("LEASEHOLD_MEMORY_DEBUG", "posion").output().unwrap();
+    let output = command().arg("run").env("LEASEHOLD_MEMORY_DEBUG", "posion").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
         (output.status.code(), text),

@@ -1,7 +1,7 @@
 //! Output files: refused before the work if they cannot be written or are in use, and written
 //! completely or not at all.
 
-use super::leasehold;
+use super::*;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,30 +10,6 @@ use std::process::{Command, Output, Stdio};
 
 const RUN: [&str; 4] = ["run", "--tokens", "2", "--json"];
 const FLAGS: [&str; 4] = ["--report", "--trace", "--memory-trace", "--memory-snapshot"];
-
-/// Runs the command in a folder for at most a minute; after that it has status 137.
-fn within(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "60", env!("CARGO_BIN_EXE_leasehold")]);
-    command.args(arguments).current_dir(dir);
-    command
-}
-
-fn bounded(dir: &Path, arguments: &[&str]) -> Output {
-    within(dir, arguments).output().unwrap()
-}
-
-/// Checks that the command failed with one line that contains all of `words`, and printed nothing.
-#[track_caller]
-fn refused(output: &Output, status: i32, words: &[&str]) {
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
-    for word in words {
-        assert!(text.contains(word), "{word:?} is not in {text:?}");
-    }
-}
 
 #[track_caller]
 fn worked(output: &Output) {
@@ -61,10 +37,10 @@ fn a_pipe_that_nobody_reads_is_refused_at_once() {
     fifo(dir.path());
     let words = ["fifo: a pipe that nobody reads; start its reader first"];
     for flag in FLAGS {
-        refused(&bounded(dir.path(), &[&RUN[..], &[flag, "fifo"]].concat()), 1, &words);
+        refused(&bounded_within(dir.path(), &[&RUN[..], &[flag, "fifo"]].concat()), 1, &words);
     }
     refused(
-        &bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", "fifo"]),
+        &bounded_within(dir.path(), &["run", "--tokens", "2", "--json", "--report", "fifo"]),
         1,
         &words,
     );
@@ -86,9 +62,9 @@ fn a_pipe_with_a_reader_gets_everything_once() {
             .spawn()
             .unwrap();
         // The reader may not have opened the pipe yet.
-        let mut output = bounded(dir.path(), arguments);
+        let mut output = bounded_within(dir.path(), arguments);
         while String::from_utf8_lossy(&output.stderr).contains("nobody reads") {
-            output = bounded(dir.path(), arguments);
+            output = bounded_within(dir.path(), arguments);
         }
         worked(&output);
         let text = String::from_utf8(reader.wait_with_output().unwrap().stdout).unwrap();
@@ -121,7 +97,10 @@ fn descriptors_of_the_process_are_written_through() {
     assert!(read("page").starts_with("<!DOCTYPE html>") && read("table").starts_with('{'));
     let page = shell("$L run --tokens 2 --json --report /dev/fd/3 3>&1 >/dev/null | cat");
     assert!(page.trim_end().ends_with("</html>"));
-    worked(&bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", "/dev/null"]));
+    worked(&bounded_within(
+        dir.path(),
+        &["run", "--tokens", "2", "--json", "--report", "/dev/null"],
+    ));
     // The file of standard output under its name would be written twice.
     let to = fs::File::create(dir.path().join("out")).unwrap();
     let mut command = within(dir.path(), &["run", "--tokens", "2", "--json", "--report", "out"]);
@@ -148,12 +127,12 @@ fn no_output_replaces_an_input() {
         "store/config.json",
     ]) {
         let before = fs::read(dir.path().join(file)).unwrap();
-        let output = bounded(dir.path(), &[&run[..], &[flag, file]].concat());
+        let output = bounded_within(dir.path(), &[&run[..], &[flag, file]].concat());
         refused(&output, 2, &[file, flag, "names a file that this command reads"]);
         assert_eq!(fs::read(dir.path().join(file)).unwrap(), before);
     }
     // A new file among them is none of them.
-    worked(&bounded(dir.path(), &[&run[..], &["--report", "model/r.html"]].concat()));
+    worked(&bounded_within(dir.path(), &[&run[..], &["--report", "model/r.html"]].concat()));
 }
 
 #[test]
@@ -163,7 +142,8 @@ fn two_outputs_are_two_files() {
     fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
     for (one, two) in [("a", "a"), ("a", "b"), ("new", "./new"), ("new", "new/")] {
         for (first, second) in [("--report", "--trace"), ("--memory-trace", "--memory-snapshot")] {
-            let output = bounded(dir.path(), &[&RUN[..], &[first, one, second, two]].concat());
+            let output =
+                bounded_within(dir.path(), &[&RUN[..], &[first, one, second, two]].concat());
             refused(&output, 2, &[first, second, "name two files"]);
         }
     }
@@ -171,7 +151,7 @@ fn two_outputs_are_two_files() {
     assert_eq!(fs::read_to_string(dir.path().join("a")).unwrap(), "old");
     // Several may go to one device.
     let all: Vec<_> = FLAGS.iter().flat_map(|flag| [*flag, "/dev/null"]).collect();
-    worked(&bounded(dir.path(), &[&RUN[..], &all].concat()));
+    worked(&bounded_within(dir.path(), &[&RUN[..], &all].concat()));
 }
 
 #[test]
@@ -180,15 +160,15 @@ fn a_run_that_fails_leaves_the_files_as_they_were() {
     fs::write(dir.path().join("r.html"), "old").unwrap();
     fs::set_permissions(dir.path().join("r.html"), fs::Permissions::from_mode(0o640)).unwrap();
     let ids = [&RUN[..], &["--prompt-ids", "99999", "--report", "r.html"]].concat();
-    refused(&bounded(dir.path(), &ids), 1, &["vocabulary"]);
+    refused(&bounded_within(dir.path(), &ids), 1, &["vocabulary"]);
     assert_eq!(fs::read_to_string(dir.path().join("r.html")).unwrap(), "old");
     // A file that is replaced keeps its mode, and a name may be as long as names are.
-    worked(&bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", "r.html"]));
+    worked(&bounded_within(dir.path(), &["run", "--tokens", "2", "--json", "--report", "r.html"]));
     assert!(fs::read_to_string(dir.path().join("r.html")).unwrap().starts_with("<!DOCTYPE"));
     let mode = fs::metadata(dir.path().join("r.html")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
     let long = "x".repeat(255);
-    worked(&bounded(dir.path(), &["run", "--tokens", "2", "--json", "--report", &long]));
+    worked(&bounded_within(dir.path(), &["run", "--tokens", "2", "--json", "--report", &long]));
     assert_eq!(names(dir.path()), ["r.html", &long]);
 }
 
@@ -203,19 +183,19 @@ fn nothing_is_printed_before_the_request_is_known_to_be_right() {
         (&["--tokens", "3", "--device", "cpu:7"], &["cpu:7"]),
         (&["--tokens", "3", "--trace", "no/such/folder"], &["no/such/folder"]),
     ] {
-        refused(&bounded(dir.path(), &[&run[..], arguments].concat()), 1, words);
+        refused(&bounded_within(dir.path(), &[&run[..], arguments].concat()), 1, words);
     }
     for (ids, words) in [("4096", "vocabulary"), (&*long, "1100 tokens")] {
-        refused(&bounded(dir.path(), &["run", "--prompt-ids", ids]), 1, &[words]);
+        refused(&bounded_within(dir.path(), &["run", "--prompt-ids", ids]), 1, &[words]);
     }
-    refused(&bounded(dir.path(), &["run", "--prompt", ""]), 1, &["empty"]);
+    refused(&bounded_within(dir.path(), &["run", "--prompt", ""]), 1, &["empty"]);
 }
 
 /// The reader of standard output leaves: the generation ends, instead of running to its end.
 #[test]
 fn a_reader_that_leaves_ends_the_generation() {
     let dir = folder();
-    let mut child = leasehold()
+    let mut child = command()
         .args(["run", "--tokens", "1000", "--mode", "eager"])
         .current_dir(dir.path())
         .stdout(Stdio::piped())

@@ -1,28 +1,12 @@
 //! `run --ranks`: a model over several ranks, as threads and under a launcher's variables.
 
-use super::{call, json, leasehold, repository};
-use std::process::{Output, Stdio};
+use super::*;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-
-fn golden() -> (String, serde_json::Value) {
-    let text = std::fs::read_to_string(repository("models/llama/demo-model/golden.json")).unwrap();
-    let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let case = &golden["cases"][0];
-    let ids: Vec<_> =
-        case["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    (ids.join(","), case["greedy_48"].clone())
-}
-
-/// The one line of a failure, without what it begins with.
-fn line(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(text.lines().count(), 1, "one line: {text}");
-    text.trim().strip_prefix("leasehold: ").expect("a failure").to_owned()
-}
 
 #[test]
 fn ranks_give_the_golden_ids_of_one_rank() {
-    let (prompt, greedy) = golden();
+    let (prompt, greedy) = golden(0);
     let run = ["run", "--device", "cpu", "--ranks", "2", "--prompt-ids", &prompt];
     let report = json(&[&run[..], &["--tokens", "48", "--json"]].concat());
     assert_eq!((&report["output_ids"], &report["ranks"]), (&greedy, &2.into()));
@@ -52,7 +36,7 @@ fn the_text_of_ranks_is_printed_once() {
 #[cfg(target_os = "linux")]
 fn a_signal_shows_what_each_rank_does() {
     use std::io::{BufRead, BufReader};
-    let mut run = leasehold()
+    let mut run = command()
         .args(["run", "--ranks", "2", "--tokens", "200", "--mode", "eager"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -89,7 +73,7 @@ fn a_rank_that_is_lost_ends_the_command_and_is_named() {
     let lost = call(&[&run[..], &["--kill", "2@5"]].concat());
     let took = begin.elapsed();
     assert_eq!((lost.status.code(), lost.stdout.is_empty()), (Some(1), true));
-    assert_eq!(line(&lost), "rank 2: ended at token 5 by --kill");
+    assert_eq!(failure(&lost), "rank 2: ended at token 5 by --kill");
     assert!(took < 3 * usual + Duration::from_secs(5), "{took:?} of {usual:?}");
 }
 
@@ -106,7 +90,7 @@ fn what_ranks_cannot_do_is_refused_with_the_cure() {
         (&["--ranks", "2", "--trace", "-"], &["--trace", "one rank"]),
     ] {
         let output = call(&[&["run", "--tokens", "2"], arguments].concat());
-        let line = line(&output);
+        let line = failure(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {line}");
         assert!(words.iter().all(|word| line.contains(word)), "{arguments:?}: {line}");
     }
@@ -117,10 +101,10 @@ fn what_ranks_cannot_do_is_refused_with_the_cure() {
 #[cfg(feature = "cuda")]
 fn ranks_without_gpus_are_refused_at_once() {
     let output = call(&["run", "--device", "cuda", "--ranks", "65000", "--tokens", "2"]);
-    let line = line(&output);
+    let line = failure(&output);
     assert_eq!(output.status.code(), Some(2), "{line}");
     let output = call(&["run", "--device", "cuda:30", "--ranks", "2", "--tokens", "2"]);
-    let line = self::line(&output);
+    let line = self::failure(&output);
     assert_eq!(output.status.code(), Some(1), "{line}");
     assert!(line.contains("cuda:30"), "{line}");
 }
@@ -182,17 +166,17 @@ fn a_launchers_process_on_the_cpu_is_told_its_variable_and_the_cure() {
     {
         let port = port();
         for rank in ["0", "1"] {
-            let mut command = leasehold();
+            let mut command = command();
             command.args(["run", "--tokens", "2", "--json"]).envs(launcher(rank, &port));
             let (begun, output) = (Instant::now(), command.output().unwrap());
             assert!(begun.elapsed() < Duration::from_secs(20), "it has waited for the others");
-            let line = line(&output);
+            let line = failure(&output);
             assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{line}");
             assert!(line.starts_with(&format!("rank {rank} of 2: {variable}={rank} ")), "{line}");
             assert!(line.contains("give --ranks 2 without a launcher"), "{line}");
         }
         // A text of the process's own.
-        let mut alone = leasehold();
+        let mut alone = command();
         alone.args(["run", "--tokens", "2", "--json", "--ranks", "1"]).envs(launcher("1", &port));
         let output = alone.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -204,10 +188,10 @@ fn a_launchers_process_on_the_cpu_is_told_its_variable_and_the_cure() {
 #[test]
 #[cfg(all(unix, feature = "cuda"))]
 fn a_launchers_process_on_gpus_is_a_rank_with_its_own_device() {
-    let mut command = leasehold();
+    let mut command = command();
     command.args(["run", "--device", "cuda:30", "--tokens", "2"]);
     let output = command.envs(torchrun("0", &port())).env("LOCAL_RANK", "1").output().unwrap();
-    let line = line(&output);
+    let line = failure(&output);
     assert_eq!(output.status.code(), Some(1), "{line}");
     assert!(line.starts_with("rank 0: ") && line.contains("cuda:31"), "{line}");
 }
@@ -216,10 +200,10 @@ fn a_launchers_process_on_gpus_is_a_rank_with_its_own_device() {
 #[test]
 #[cfg(feature = "cuda")]
 fn a_launchers_environment_without_a_store_names_the_cure() {
-    let mut command = leasehold();
+    let mut command = command();
     command.args(["run", "--device", "cuda:30", "--tokens", "2"]);
     command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "4").env("SLURM_STEP_NUM_TASKS", "4");
-    let line = line(&command.output().unwrap());
+    let line = failure(&command.output().unwrap());
     for word in ["SLURM_PROCID=0", "SLURM_NTASKS=4", "LEASEHOLD_STORE", "--ranks 1"] {
         assert!(line.contains(word), "{word}: {line}");
     }
@@ -229,7 +213,7 @@ fn a_launchers_environment_without_a_store_names_the_cure() {
 #[test]
 fn a_process_alone_of_slurms_is_one_rank() {
     for tasks in ["4", "1"] {
-        let mut command = leasehold();
+        let mut command = command();
         command.args(["run", "--tokens", "2", "--json"]);
         let output = command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", tasks).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -239,7 +223,7 @@ fn a_process_alone_of_slurms_is_one_rank() {
 /// As a shell leaves a variable that it has cleared.
 #[test]
 fn an_empty_variable_names_no_rank() {
-    let mut command = leasehold();
+    let mut command = command();
     command.args(["run", "--ranks", "2", "--tokens", "2", "--json"]).env("LEASEHOLD_RANK", "");
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,6 +1,6 @@
 //! The output of `devices`, `run` and `bench`.
 
-use super::{call, json, leasehold, repository};
+use super::*;
 
 fn golden() -> serde_json::Value {
     let text = std::fs::read_to_string(repository("models/llama/demo-model/golden.json")).unwrap();
@@ -303,26 +303,13 @@ fn devices_lists_every_backend_with_its_reason() {
 fn other_models_run_from_their_folders() {
     for name in ["odd-sizes", "sharded", "llama3-rope"] {
         let dir = repository("models/llama/tests/models").join(name);
-        let output = leasehold()
+        let output = command()
             .args(["run", "--json", "--prompt-ids", "3,1,4", "--tokens", "6", "--model"])
             .arg(&dir)
             .output()
             .unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     }
-}
-
-/// The words of the lines of a table on standard error, where standard output is one JSON object.
-fn operators(arguments: &[&str]) -> Vec<Vec<String>> {
-    let output = call(&[arguments, &["--json", "--verbose"]].concat());
-    let table = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{table}");
-    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 1);
-    table
-        .lines()
-        .map(|line| line.split("  ").map(str::trim).map(str::to_owned))
-        .map(|cells| cells.filter(|c| !c.is_empty()).collect())
-        .collect()
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `bench`: every figure is there.
 
-use super::{call, json, trace};
+use super::*;
 use std::collections::BTreeSet;
 
 #[test]

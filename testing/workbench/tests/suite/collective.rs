@@ -1,6 +1,6 @@
 //! `bench collective` where there is no GPU: every figure is there and has no bound.
 
-use super::{call, json};
+use super::*;
 
 /// Checks a report without a raw side, and returns the figures' names.
 #[track_caller]

@@ -1,6 +1,6 @@
 //! `leasehold-workbench conformance`: the table, the JSON object, the exit statuses.
 
-use super::{call, json};
+use super::*;
 
 #[test]
 fn cases_are_tried_and_told() {
@@ -60,7 +60,7 @@ fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not()
     let trim = runs.iter().find(|r| r["case"] == 54).unwrap();
     assert_eq!(trim["why"], "each buffer of cuda:0 comes straight from the driver", "{trim}");
     // The subset for sanitizers, selected by the environment.
-    let output = super::workbench()
+    let output = super::command()
         .args(command)
         .args(["--tag", "sanitizer"])
         .env("LEASEHOLD_MEMORY_DEBUG", "pass-through")

@@ -1,41 +1,12 @@
 //! Hostile files, limits and streams: each gives one line that names the problem and its place, and
 //! status 1, or 2 for the command line.
 
-use super::{repository, workbench};
+use super::*;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
-
-/// Runs the command for at most a minute; after that it has status 137.
-fn bounded(arguments: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_leasehold-workbench");
-    Command::new("timeout").args(["-s", "KILL", "60", program]).args(arguments).output().unwrap()
-}
-
-/// The one line of the command's message, without control characters.
-fn line(output: &Output, status: i32) -> String {
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{text}");
-    let line = text.strip_suffix('\n').unwrap();
-    assert!(line.starts_with("leasehold: ") && !line.contains(char::is_control), "{text:?}");
-    line.to_owned()
-}
-
-fn has(line: &str, words: &[&str]) {
-    for word in words {
-        assert!(line.contains(word), "{word:?} is not in {line:?}");
-    }
-}
-
-/// Runs the command in a shell that first sets a limit.
-fn limited(limit: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new("bash");
-    let script = format!("{limit}; exec \"$0\" \"$@\"");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_leasehold-workbench")]).args(arguments);
-    command
-}
+use std::process::Command;
 
 #[cfg(feature = "cuda")]
 fn model() -> tempfile::TempDir {
@@ -88,10 +59,10 @@ fn a_trace_is_a_regular_file_or_standard_input() {
     has(&line(&bounded(&["replay", "/dev/zero"]), 1), &["/dev/zero: a device"]);
     has(&line(&bounded(&["replay", "/"]), 1), &["/: a folder"]);
     let zeros = fs::File::open("/dev/zero").unwrap();
-    let output = workbench().args(["replay", "-"]).stdin(zeros).output().unwrap();
+    let output = command().args(["replay", "-"]).stdin(zeros).output().unwrap();
     has(&line(&output, 1), &["standard input, line 1: longer than 256 bytes"]);
     let trace = fs::File::open(small_trace(dir.path())).unwrap();
-    let output = workbench().args(["replay", "-", "--json"]).stdin(trace).output().unwrap();
+    let output = command().args(["replay", "-", "--json"]).stdin(trace).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // A byte order mark, which editors put before a text.
     let path = dir.path().join("mark.csv");

@@ -2,34 +2,10 @@
 //! line of errors.
 
 use super::dice::{Dice, bytes_mutated};
-use serde_json::Value;
+use super::*;
 use std::fs;
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
-
-/// Checks that the command ends in time with a status and prints at most one line without control
-/// characters. On success it prints one JSON object.
-fn judged(what: &str, arguments: &[&str]) -> i32 {
-    let program = env!("CARGO_BIN_EXE_leasehold-workbench");
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "120", program]).args(arguments).arg("--json").stdin(Stdio::null());
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let text = String::from_utf8(stderr).unwrap();
-    let code = status.code();
-    assert!(matches!(code, Some(0 | 1)), "{what}: {code:?}: {text}");
-    if code == Some(0) {
-        let report: Value = serde_json::from_slice(&stdout).unwrap();
-        assert!(report.is_object() && text.is_empty(), "{what}: {text}");
-    } else {
-        let line = text.strip_suffix('\n').unwrap();
-        assert!(
-            line.starts_with("leasehold: ") && !line.contains(char::is_control),
-            "{what}: {text:?}"
-        );
-        assert!(line.len() < 20_000 && stdout.is_empty(), "{what}: {text}");
-    }
-    code.unwrap()
-}
+use std::process::{Command, Stdio};
 
 /// A valid trace.
 fn trace(dice: &mut Dice) -> String {

@@ -1,24 +1,7 @@
 //! `run --ranks` and `bench decode --ranks` on simulated devices, beside the CPU.
 
-use super::{call, json, repository};
-use std::process::Output;
+use super::*;
 use std::time::{Duration, Instant};
-
-fn golden(at: usize) -> (String, serde_json::Value) {
-    let text = std::fs::read_to_string(repository("models/llama/demo-model/golden.json")).unwrap();
-    let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let case = &golden["cases"][at];
-    let ids: Vec<_> =
-        case["prompt_ids"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    (ids.join(","), case["greedy_48"].clone())
-}
-
-/// The one line of a failure, without what it begins with.
-fn line(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(text.lines().count(), 1, "one line: {text}");
-    text.trim().strip_prefix("leasehold: ").expect("a failure").to_owned()
-}
 
 #[test]
 fn ranks_give_the_golden_ids_of_one_rank() {
@@ -48,7 +31,7 @@ fn a_rank_that_is_lost_ends_the_command_and_is_named() {
         let lost = call(&[&["run"], device, &arguments, &["--kill", "2@5"]].concat());
         let took = begin.elapsed();
         assert_eq!((lost.status.code(), lost.stdout.is_empty()), (Some(1), true), "{device:?}");
-        assert_eq!(line(&lost), "rank 2: ended at token 5 by --kill", "{device:?}");
+        assert_eq!(failure(&lost), "rank 2: ended at token 5 by --kill", "{device:?}");
         assert!(took < 3 * usual + Duration::from_secs(5), "{device:?}: {took:?} of {usual:?}");
     }
 }
@@ -75,13 +58,13 @@ fn ranks_are_measured_beside_one_rank() {
         assert!(differ > 0.0 && differ < 1e-3, "{differ}");
     }
     let refused = call(&["bench", "decode", "--ranks", "2", "--batch", "2", "--join", "9"]);
-    assert!(line(&refused).contains("--join"), "{}", line(&refused));
+    assert!(failure(&refused).contains("--join"), "{}", failure(&refused));
 }
 
 #[test]
 fn metal_has_no_collectives() {
     let output = call(&["run", "--tokens", "2", "--ranks", "2", "--device", "mps:0", "--sim"]);
-    let line = line(&output);
+    let line = failure(&output);
     assert_eq!(output.status.code(), Some(2), "{line}");
     assert!(line.contains("mps:0") && line.contains("no collectives"), "{line}");
 }

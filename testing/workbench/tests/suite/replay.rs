@@ -1,6 +1,6 @@
 //! `replay`, and what a run records.
 
-use super::{call, json, repository, trace, workbench};
+use super::*;
 use std::collections::BTreeSet;
 
 fn fails(arguments: &[&str], status: i32, message: &str) {
@@ -152,7 +152,7 @@ fn bad_traces_and_command_lines_are_one_line_that_says_where() {
         (&["--peer", "system", "--policy", "compact"], "--policy"),
         (&["--lag", "x"], "--lag"),
     ] {
-        let output = workbench().args(["replay", &t]).args(arguments).output().unwrap();
+        let output = command().args(["replay", &t]).args(arguments).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{text}");
         assert!(text.contains(word), "{word}: {text}");
@@ -177,13 +177,6 @@ fn a_replays_page_has_its_figures() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
-    // A number as the page writes it.
-    let grouped = |n: u64| {
-        let digits = n.to_string();
-        let groups: Vec<&str> =
-            digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap()).collect();
-        groups.join(",")
-    };
     let page = at("replay.html");
     // A replay, whose peak is the trace's own; and one that does not fit.
     let t = trace("resnet50_train");

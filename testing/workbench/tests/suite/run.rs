@@ -1,6 +1,6 @@
 //! `run` and `bench decode`, on the CPU and on simulated devices.
 
-use super::{call, json};
+use super::*;
 
 #[test]
 fn a_timeline_has_every_kernel_of_a_token_in_order() {
@@ -156,19 +156,6 @@ fn decode_measures_several_sequences_together() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && text.contains("--batch"), "{text}");
     }
-}
-
-/// The words of the lines of a table on standard error, where standard output is one JSON object.
-fn operators(arguments: &[&str]) -> Vec<Vec<String>> {
-    let output = call(&[arguments, &["--json", "--verbose"]].concat());
-    let table = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{table}");
-    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 1);
-    table
-        .lines()
-        .map(|line| line.split("  ").map(str::trim).map(str::to_owned))
-        .map(|cells| cells.filter(|c| !c.is_empty()).collect())
-        .collect()
 }
 
 #[cfg(feature = "cuda")]

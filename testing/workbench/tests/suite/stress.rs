@@ -1,6 +1,6 @@
 //! `leasehold-workbench stress`: the line, the JSON object, the exit statuses.
 
-use super::{call, json};
+use super::*;
 #[cfg(all(target_os = "linux", feature = "sim"))]
 use std::process::Command;
 
