@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that this project promises, checked on a clean checkout: two cores, no GPU, an hour.
+# Everything that a change must keep, checked on a clean checkout: two cores, no GPU, MINUTES.
 # Installs the tools that are missing, runs the scripts of ci/ one after the other, all of them even
-# when one fails, and ends with the sum of the tests. The long forms of the models, the sanitizer,
-# the fuzzers and the stress are in ci/long.sh.
+# when one fails, and ends with the slowest sections and the sum of the tests. One build serves the
+# tests and the programs. ci/long.sh has the long forms.
 #
 #   ci/all.sh              all sections
 #   ci/all.sh lint test    only these
@@ -28,22 +28,19 @@ install_tools() {
             DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null ||
             return 1
     fi
-    rustc --version && cargo --version && cargo fetch --quiet --locked && ci/llvmlite.sh >/dev/null
+    rustc --version && cargo --version && cargo fetch --quiet --locked
 }
 
-# From what fails fastest to what takes longest; those that share a build follow each other. (The C
-# library has no other name with other features: built for C, it makes the command link anew.)
-sections=(tools deny typos book lint apple messages ptx test serve main-job python valgrind c-examples instructions stress asan fuzz fuzz-alloc loom)
+# From what fails fastest to what takes longest. From `test` to `python` they share its build.
+sections=(tools lint book messages apple ptx test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc python instructions asan loom)
 script_of() {
     case $1 in
         tools) echo install_tools ;;
         # The target's library comes from rustup's servers, which not every machine reaches.
-        apple) echo "env -u LEASEHOLD_REQUIRE_TOOLS ci/apple.sh" ;;
-        loom) echo "ci/loom.sh short" ;;
-        asan) echo "ci/asan.sh short" ;;
-        stress) echo "ci/stress.sh" ;;
-        fuzz) echo "ci/memory.sh fuzz 5000000" ;;
-        fuzz-alloc) echo "ci/fuzz.sh 10000000" ;;
+        apple) echo "env -u LEASEHOLD_REQUIRE_TOOLS ci/apple.sh types" ;;
+        messages) echo "ci/apple.sh messages" ;;
+        main-job | serve | stress | valgrind | c-examples) echo "ci/programs.sh $1" ;;
+        asan | loom | fuzz-memory | fuzz-alloc) echo "ci/sanitize.sh $1 short" ;;
         *) echo "ci/$1.sh" ;;
     esac
 }

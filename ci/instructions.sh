@@ -27,7 +27,18 @@ collected() {
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 status=0
-built=
+# At once, so that the programs share one build of the libraries.
+set --
+packages=$(awk '!/^#/ && NF { print $4 }' "$table" | sort -u)
+programs=$(awk '!/^#/ && NF { print $5 }' "$table" | sort -u)
+for name in $packages; do
+    set -- "$@" -p "$name"
+    folder=${name#leasehold-}
+    ! grep -qs '^bench = ' "crates/$folder/Cargo.toml" "testing/$folder/Cargo.toml" || set -- "$@" --features "$name/bench"
+done
+for name in $programs; do set -- "$@" --example "$name"; done
+cargo build --quiet --locked --profile quick "$@"
+
 while read -r operation baseline tolerance package example; do
     case $operation in
         '' | '#'*)
@@ -35,17 +46,7 @@ while read -r operation baseline tolerance package example; do
             continue
             ;;
     esac
-    case " $built " in
-        *" $package/$example "*) ;;
-        *)
-            bench=
-            name=${package#leasehold-}
-            ! grep -qs '^bench = ' "crates/$name/Cargo.toml" "testing/$name/Cargo.toml" || bench=$package/bench
-            cargo build --quiet --release -p "$package" --features "$bench" --example "$example"
-            built="$built $package/$example"
-            ;;
-    esac
-    program=${CARGO_TARGET_DIR:-target}/release/examples/$example
+    program=${CARGO_TARGET_DIR:-target}/quick/examples/$example
     few=$(collected "$program" "$operation" 1000)
     many=$(collected "$program" "$operation" 11000)
     if [ -z "$few" ] || [ -z "$many" ]; then

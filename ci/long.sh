@@ -1,28 +1,32 @@
 #!/bin/sh
-# The long forms of what `ci/all.sh` checks in short: every bound of the models, the sanitizer over
-# every crate, long fuzzing, the stress with a thousand seeds, the mistakes that it must find,
-# random programs of the Python package, the extension against the oldest and the newest PyTorch,
-# and a stranger's first steps. Nightly in the workflow; some hours on two cores. All parts run even
-# when one fails.
+# Run before a release, and nightly in the workflow: the long forms of what `ci/all.sh` checks in
+# short, and what it does not check. Some hours on two cores. All parts run even when one fails.
+#
+#   loom         every bound of the models          (short: the allocator's with two preemptions)
+#   asan         AddressSanitizer over every crate  (short: core, alloc and memory)
+#   fuzz-memory, fuzz-alloc   a hundred million calls, steps   (short: one, two million)
+#   fuzz-capi    a hundred million calls of leasehold_*        (short: none)
+#   stress       a thousand seeds on each device               (short: 20, 5 and 10)
+#   planted      each of the planted mistakes is found         (short: each patch still fits)
+#   model        a hundred thousand random programs of the Python package   (short: 300)
+#   torch        the extension against the oldest and the newest PyTorch    (short: none)
+#   main-job     the programs of the release profile, with thin LTO         (short: of tests' build)
+#   first-steps  README's lines in a fresh clone with an empty environment  (short: none)
 #
 #   ci/long.sh              everything
-#   ci/long.sh loom fuzz    only these parts
+#   ci/long.sh loom asan    only these parts
 set -u
 cd "$(dirname "$0")/.." || exit
 export LEASEHOLD_REQUIRE_TOOLS=1
 
 part() {
     case $1 in
-        loom) ci/loom.sh ;;
-        asan) ci/asan.sh ;;
-        fuzz) ci/memory.sh fuzz 100000000 ;;
-        fuzz-alloc) ci/fuzz.sh 100000000 ;;
-        fuzz-capi) ci/capi-fuzz.sh 100000000 ;;
-        stress) ci/stress.sh 1000 10000 8 ;;
+        loom | asan | fuzz-memory | fuzz-alloc | fuzz-capi) ci/sanitize.sh "$1" ;;
+        stress) ci/programs.sh stress 1000 10000 8 ;;
         planted) ci/planted.sh ;;
-        python) ci/python.sh model 100000 ;;
-        torch) ci/torch.sh ;;
-        first-steps) ci/first-steps.sh ;;
+        model | torch) ci/python.sh "$1" ;;
+        main-job) ci/programs.sh --release main-job ;;
+        first-steps) ci/release.sh first-steps ;;
         *)
             echo "no part $1" >&2
             return 2
@@ -30,7 +34,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted python torch first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress planted model torch main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -11,17 +11,12 @@
 set -eu
 cd "$(dirname "$0")/.."
 release=nvidia-cuda-nvrtc==13.0.88
-venv="${CARGO_TARGET_DIR:-target}/nvrtc"
-if [ "$(cat "$venv/release" 2>/dev/null)" != "$release" ]; then
-    rm -rf "$venv"
-    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$release"; }; then
-        if [ -n "${LEASEHOLD_REQUIRE_TOOLS:-}" ]; then
-            echo "$release is required and cannot be installed" >&2
-            exit 1
-        fi
-        echo "skipped: no $release"
-        exit 0
+if ! programs=$(ci/venv.sh nvrtc "$release"); then
+    if [ -n "${LEASEHOLD_REQUIRE_TOOLS:-}" ]; then
+        echo "$release is required and cannot be installed" >&2
+        exit 1
     fi
-    echo "$release" >"$venv/release"
+    echo "skipped: no $release"
+    exit 0
 fi
-exec "$venv/bin/python" ci/ptx.py "$@"
+exec "$programs/python" ci/ptx.py "$@"

@@ -1,42 +1,44 @@
 #!/bin/sh
-# The Python package: builds its wheel, installs that into fresh virtual environments, and runs the
-# tests, the examples of its documentation, mypy and pyright. A second build, with simulated
-# devices, runs the tests that need those, and random programs against a model. No GPU is needed.
+# The Python package.
 #
-#   ci/python.sh                    with python3; the tests also with each other version found
-#   ci/python.sh PYTHON ...         the tests with these other interpreters
+#   ci/python.sh                    builds a wheel with simulated devices, installs it into fresh
+#                                   environments, and runs the tests, the examples of its
+#                                   documentation, mypy and pyright on the oldest and the newest
+#                                   Python, and random programs against a model; the tests also with
+#                                   each other version of Python that is found
 #   ci/python.sh model [EXAMPLES]   the random programs alone: 100,000 if no number is given
+#   ci/python.sh torch [VERSION…]   the extension against real PyTorch, the oldest version that is
+#                                   promised and the newest, built, imported and run over simulated
+#                                   devices; a version takes 3 to 6 GB of disk
+#   ci/python.sh wheel [FOLDER]     the wheel for release, into target/wheels: manylinux 2.17, for
+#                                   this machine's kind and CPython 3.9 and newer, by zig's linker,
+#                                   and its symbols
 set -eu
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 export CARGO_TARGET_DIR="$target" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 work="$target/python"
-tools="$work/tools/bin"
+here=$PWD
 mkdir -p "$work"
 
 # Later versions of mypy know no Python 3.9.
-printf '%s\n' 'maturin>=1.9,<2' 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]' >"$work/needed"
-if ! cmp -s "$work/needed" "$work/tools/needed"; then
-    rm -rf "$work/tools"
-    python3 -m venv "$work/tools"
-    "$tools/pip" install -r "$work/needed"
-    cp "$work/needed" "$work/tools"
-fi
+tools() { ci/venv.sh python 'maturin>=1.9,<2' 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]'; }
 
-# Builds a wheel as pip does, with these features, and prints its path.
-wheel() {
-    rm -rf "$work/wheel-$1"
-    PATH="$tools:$PATH" "$tools/pip" wheel --no-build-isolation --no-deps --wheel-dir "$work/wheel-$1" \
-        --config-settings=build-args="--profile quick --locked --compatibility linux $2" ./python >&2
-    ls "$work/wheel-$1"/*.whl
+# Builds a wheel with simulated devices as pip does, and prints its path.
+wheel() { # PROFILE
+    rm -rf "$work/wheel"
+    PATH="$tools:$PATH" "$tools/pip" wheel --no-build-isolation --no-deps --wheel-dir "$work/wheel" \
+        --config-settings=build-args="--profile $1 --locked --compatibility linux --features sim" ./python >&2
+    ls "$work/wheel"/*.whl
 }
 
 # Makes a fresh environment with a wheel and more packages.
-environment() {
-    rm -rf "${work:?}/$1"
-    "$2" -m venv "$work/$1"
+environment() { # NAME PYTHON PACKAGE…
+    environment=$work/$1
+    rm -rf "$environment"
+    "$2" -m venv "$environment"
     shift 2
-    "$work/$name/bin/pip" install "$@"
+    "$environment/bin/pip" install "$@"
 }
 
 # Runs the tests of a folder. They must not find the package's sources before what is installed.
@@ -58,84 +60,156 @@ others() {
     done
 }
 
-here=$PWD
-if [ "${1:-}" = model ]; then
-    name=model
-    environment "$name" python3 "$(wheel simulated "--features sim")" numpy ml_dtypes hypothesis
-    LEASEHOLD_EXAMPLES="${2:-100000}" tests "$name" "$here/python/tests/model"
-    exit
-fi
+model() {
+    environment model python3 "$(wheel quick)" numpy ml_dtypes hypothesis
+    LEASEHOLD_EXAMPLES="${1:-100000}" tests model "$here/python/tests/model"
+}
 
-plain=$(wheel plain "")
-# The module has the C ABI, and needs neither CUDA nor a Python library.
-rm -rf "$work/unpacked"
-python3 -m zipfile -e "$plain" "$work/unpacked"
-module="$work/unpacked/leasehold/_native.abi3.so"
-functions=$(sed -n 's/^\(int\|void\|uint32_t\|size_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h crates/capi/include/leasehold_runtime.h | grep -v '^leasehold_sim_' | sort -u)
-exported=$(nm -D --defined-only "$module" | awk '$2 == "T" { print $3 }')
-for function in $functions; do
-    echo "$exported" | grep -qx "$function" || { echo "$function is not exported" >&2; exit 1; }
-done
-if objdump -p "$module" | grep NEEDED | grep -E 'cuda|python'; then
-    echo "the module needs a library that not every machine has" >&2
-    exit 1
-fi
-
-# Without NumPy, with nothing but the wheel.
-name=bare
-environment "$name" python3 --no-deps "$plain"
-"$work/$name/bin/python" "$here/python/tests/typing/usage.py"
-tests "$name" "$here/python/tests/core"
-echo "without NumPy: ok"
-
-name=full
-environment "$name" python3 "$plain" numpy ml_dtypes
-"$work/$name/bin/python" "$here/python/tests/typing/usage_numpy.py"
-tests "$name" "$here/python/tests/core"
-"$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md
-"$work/$name/bin/python" examples/python/saxpy.py cpu:0
-"$work/$name/bin/python" examples/python/generate.py models/llama/demo-model
-echo "with NumPy: ok"
-
-# shellcheck disable=SC2046
-[ $# -gt 0 ] || set -- $(others)
-for python in "$@"; do
-    name=other
-    environment "$name" "$python" "$plain" numpy ml_dtypes
-    "$work/$name/bin/python" --version
-    tests "$name" "$here/python/tests/core"
-done
-
-# The types: the package as it is installed and files that use it, for each version of Python, and
-# the stubs beside the module itself.
-(
-    cd "$work"
-    for version in 3.9 3.10 3.11 3.12 3.13; do
-        for file in usage usage_numpy; do
-            "$tools/mypy" --strict --python-version "$version" --python-executable "$work/full/bin/python" \
-                "$here/python/tests/typing/$file.py"
-        done
-        # Its program comes from a registry of another kind, which not every machine reaches.
-        if "$tools/pyright" --version >/dev/null 2>&1; then
-            "$tools/pyright" --pythonversion "$version" --pythonpath "$work/full/bin/python" "$here/python/tests/typing"
-        fi
+check() {
+    wheel=$(wheel dev)
+    # The module has the C ABI, and needs neither CUDA nor a Python library.
+    rm -rf "$work/unpacked"
+    python3 -m zipfile -e "$wheel" "$work/unpacked"
+    module="$work/unpacked/leasehold/_native.abi3.so"
+    functions=$(sed -n 's/^\(int\|void\|uint32_t\|size_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h crates/capi/include/leasehold_runtime.h | grep -v '^leasehold_sim_' | sort -u)
+    exported=$(nm -D --defined-only "$module" | awk '$2 == "T" { print $3 }')
+    for function in $functions; do
+        echo "$exported" | grep -qx "$function" || { echo "$function is not exported" >&2; exit 1; }
     done
-    # PyTorch is not there.
-    "$tools/mypy" --strict --disable-error-code import-not-found --python-executable "$work/full/bin/python" -p leasehold
-    "$tools/pip" install --no-deps --force-reinstall "$plain"
-    # Before Python 3.12 the protocol has no name in Python.
-    printf '%s\n' 'leasehold\._native\.Buffer\.__buffer__' 'leasehold\._native\.__all__' >allowed
-    "$tools/python" -m mypy.stubtest --allowlist allowed --ignore-unused-allowlist leasehold._native
-)
+    if objdump -p "$module" | grep NEEDED | grep -E 'cuda|python'; then
+        echo "the module needs a library that not every machine has" >&2
+        exit 1
+    fi
 
-name=simulated
-environment "$name" python3 "$(wheel simulated "--features sim")" numpy ml_dtypes hypothesis
-tests "$name" "$here/python/tests/core"
-tests "$name" "$here/python/tests/model"
-"$work/$name/bin/python" examples/python/saxpy.py sim-cuda:0
-# The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to load
-# the module with: there it uses the C ABI's library with simulated devices.
-cargo build --quiet --locked --profile quick -p leasehold-capi-sim
-LEASEHOLD_LIBRARY="$target/quick/libleasehold_capi_sim.so" tests "$name" "$here/python/tests/torch"
-(cd "$work" && "$work/$name/bin/python" "$here/python/tests/torch/test_plugin.py")
-echo "with simulated devices: ok"
+    # Without NumPy, with nothing but the wheel.
+    environment bare python3 --no-deps "$wheel"
+    "$work/bare/bin/python" "$here/python/tests/typing/usage.py"
+    tests bare "$here/python/tests/core"
+    echo "without NumPy: ok"
+
+    environment full python3 "$wheel" numpy ml_dtypes hypothesis
+    "$work/full/bin/python" "$here/python/tests/typing/usage_numpy.py"
+    tests full "$here/python/tests/core"
+    "$work/full/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md
+    "$work/full/bin/python" examples/python/saxpy.py cpu:0
+    "$work/full/bin/python" examples/python/generate.py models/llama/demo-model
+    echo "with NumPy: ok"
+
+    # shellcheck disable=SC2046
+    [ $# -gt 0 ] || set -- $(others)
+    for python in "$@"; do
+        environment other "$python" "$wheel" numpy ml_dtypes
+        "$work/other/bin/python" --version
+        tests other "$here/python/tests/core"
+    done
+
+    # The types: the package as it is installed and files that use it, for each version of Python,
+    # and the stubs beside the module itself.
+    (
+        cd "$work"
+        for version in 3.9 3.13; do
+            for file in usage usage_numpy; do
+                "$tools/mypy" --strict --python-version "$version" --python-executable "$work/full/bin/python" \
+                    "$here/python/tests/typing/$file.py"
+            done
+            # Its program comes from a registry of another kind, which not every machine reaches.
+            if "$tools/pyright" --version >/dev/null 2>&1; then
+                "$tools/pyright" --pythonversion "$version" --pythonpath "$work/full/bin/python" "$here/python/tests/typing"
+            fi
+        done
+        # PyTorch is not there.
+        "$tools/mypy" --strict --disable-error-code import-not-found --python-executable "$work/full/bin/python" -p leasehold
+        "$tools/pip" install --no-deps --force-reinstall "$wheel"
+        # Before Python 3.12 the protocol has no name in Python.
+        printf '%s\n' 'leasehold\._native\.Buffer\.__buffer__' 'leasehold\._native\.__all__' >allowed
+        "$tools/python" -m mypy.stubtest --allowlist allowed --ignore-unused-allowlist leasehold._native
+    )
+
+    tests full "$here/python/tests/model"
+    "$work/full/bin/python" examples/python/saxpy.py sim-cuda:0
+    # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to
+    # load the module with: there it uses the C ABI's library with simulated devices.
+    cargo test --quiet --locked --workspace --no-run
+    LEASEHOLD_LIBRARY="$target/debug/deps/libleasehold_capi_sim.so" tests full "$here/python/tests/torch"
+    (cd "$work" && "$work/full/bin/python" "$here/python/tests/torch/test_plugin.py")
+    echo "with simulated devices: ok"
+}
+
+torch() {
+    [ $# -gt 0 ] || set -- 2.8.0 newest
+    wheel=$(wheel quick)
+    for version in "$@"; do
+        if [ "$version" = newest ]; then
+            environment torch-newest python3 numpy "${wheel}[torch]"
+        else
+            # Before CUDA 13 its headers come with the compiler's package.
+            case $version in 2.8* | 2.9* | 2.10*) headers=nvidia-cuda-nvcc-cu12 ;; *) headers='cuda-toolkit[crt]' ;; esac
+            environment "torch-$version" python3 numpy "$wheel" "torch==$version" "$headers"
+        fi
+        "$environment/bin/python" -c 'import torch; print("PyTorch", torch.__version__, "with CUDA", torch.version.cuda)'
+        log="$work/torch-$version.log"
+        # An extension of its own, so that each run builds one. A version that was not tried is an
+        # error here.
+        if ! (cd "$work" && LEASEHOLD_TORCH_CACHE="$environment/extension" "$environment/bin/python" -W error::RuntimeWarning \
+            -m unittest discover -v -s "$here/python/tests/torch" -p 'test_[es]*.py' >"$log" 2>&1); then
+            cat "$log" >&2
+            exit 1
+        fi
+        if grep -E 'Extension.*skipped' "$log"; then
+            echo "the extension was not tried with PyTorch $version" >&2
+            exit 1
+        fi
+        tail -n 3 "$log" | head -n 1
+    done
+}
+
+release() {
+    out=$(realpath -m "${1:-$target/wheels}")
+    tools=$(ci/venv.sh wheel 'maturin>=1.9,<2' ziglang)
+    triple=$(uname -m)-unknown-linux-gnu
+    # The variable that cargo reads, in which maturin puts zig.
+    linker=CARGO_TARGET_$(echo "$triple" | tr a-z- A-Z_)_LINKER
+
+    # zig takes an unwinder of its own for -lgcc_s and links it into the module. But the process's
+    # libgcc_s unwinds frames, as an exception passes and as the interpreter ends a thread. So the
+    # module needs it.
+    cat >"$tools/zig-cc" <<END
+#!/bin/sh
+for argument do
+    shift
+    case \$argument in -lgcc_s) argument=\$(cc -print-file-name=libgcc_s.so.1) ;; esac
+    set -- "\$@" "\$argument"
+done
+exec "\$$linker" "\$@"
+END
+    chmod +x "$tools/zig-cc"
+    mkdir -p "$out"
+    rm -f "$out"/leasehold_runtime-*.whl
+    # The compatibility is checked by maturin too, which refuses newer symbols.
+    (cd python && PATH="$tools:$PATH" RUSTFLAGS="-C linker=$tools/zig-cc" "$tools/maturin" build --release --locked --zig --target "$triple" \
+        --compatibility manylinux2014 --out "$out")
+    wheel=$(ls "$out"/leasehold_runtime-*.whl)
+
+    unpacked=$(mktemp -d)
+    trap 'rm -rf "$unpacked"' EXIT
+    python3 -m zipfile -e "$wheel" "$unpacked/wheel"
+    module="$unpacked/wheel/leasehold/_native.abi3.so"
+    objdump -p "$module" | grep -q 'NEEDED *libgcc_s.so.1' || { echo "the module has an unwinder of its own" >&2; exit 1; }
+    newest=$(objdump -T "$module" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -n 1)
+    [ "$(printf '%s\n' "$newest" GLIBC_2.17 | sort -V | tail -n 1)" = GLIBC_2.17 ] || { echo "needs $newest" >&2; exit 1; }
+    python3 -m venv "$unpacked/environment"
+    "$unpacked/environment/bin/pip" install --no-deps "$wheel"
+    "$unpacked/environment/bin/python" python/tests/typing/usage.py
+    # Threads that are inside the module as the interpreter ends.
+    (cd "$unpacked" && "$unpacked/environment/bin/python" "$OLDPWD/python/tests/core/test_process.py")
+    # An exception of PyTorch's passes the module, which zig linked.
+    PYTHONDONTWRITEBYTECODE=1 "$unpacked/environment/bin/python" python/tests/torch/test_plugin.py Plugin.test_exception
+    echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, newest symbol $newest"
+}
+
+case ${1:-} in
+    model) shift && tools=$(tools) && model "$@" ;;
+    torch) shift && tools=$(tools) && torch "$@" ;;
+    wheel) shift && release "$@" ;;
+    *) tools=$(tools) && check "$@" ;;
+esac

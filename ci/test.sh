@@ -1,6 +1,6 @@
 #!/bin/sh
-# All tests of the workspace. Says nothing but the sum, unless something fails; the last line is `N
-# passed, N failed`.
+# All tests of the workspace, in one build, which the other checks of programs use too. Says nothing
+# but the sum, unless something fails; the last line is `N passed, N failed`.
 #
 #   ci/test.sh                    tests that need a tool which is not there say so and pass
 #   LEASEHOLD_REQUIRE_TOOLS=1 …   a missing tool is a failure
@@ -8,20 +8,16 @@
 set -eu
 cd "$(dirname "$0")/.."
 if [ -n "${LEASEHOLD_REQUIRE_TOOLS:-}" ] && [ -z "${LEASEHOLD_LLVMLITE_PYTHON:-}" ]; then
-    LEASEHOLD_LLVMLITE_PYTHON=$(ci/llvmlite.sh)
+    LEASEHOLD_LLVMLITE_PYTHON=$(ci/venv.sh llvmlite 'llvmlite>=0.44')/python
     export LEASEHOLD_LLVMLITE_PYTHON
 fi
+
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 run() { cargo test --no-fail-fast "$@" >>"$log" 2>&1 || status=$?; }
-if [ $# -gt 0 ]; then
-    run "$@"
-else
-    # Everything but the examples, which ci/lint.sh compiles.
-    run --workspace --lib --bins --tests
-    run --workspace --doc
-fi
+[ $# -gt 0 ] || set -- --workspace
+run "$@"
 
 # A binary that does not build, or ends before it has reported, counts as one failure.
 sum=$(awk -v status="$status" '

@@ -9,7 +9,7 @@
 # A shared library is libNAME.so.VERSION, with the name libNAME.so.0 for programs at run time
 # (SONAME) and libNAME.so for the linker. Cargo gives no such names, so the static library is linked
 # again, with the functions of the header alone. DESTDIR is put before PREFIX, as packagers need it.
-# Needs Linux, cargo and cc.
+# LEASEHOLD_LIBRARIES is a folder of static libraries that are built already. Needs Linux, cargo and cc.
 set -eu
 prefix=${1:?usage: install.sh PREFIX [--sim]}
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
@@ -21,21 +21,22 @@ soversion=${version%%.*}
 
 set -- leasehold_memory leasehold_capi ${2:+leasehold_capi_sim}
 for library; do packages="${packages:-} -p $(echo "$library" | tr _ -)"; done
+libraries=${LEASEHOLD_LIBRARIES:-$target/release}
 # $packages is a list of words.
 # shellcheck disable=SC2086
-cargo build --quiet --release --locked $packages
+[ -n "${LEASEHOLD_LIBRARIES:-}" ] || cargo build --quiet --release --locked $packages
 
 mkdir -p "$root/include" "$root/lib/pkgconfig"
 cp tl/include/*.h crates/capi/include/*.h crates/capi/include/*.hpp "$root/include/"
 for library; do
-    cp "$target/release/lib$library.a" "$root/lib/"
+    cp "$libraries/lib$library.a" "$root/lib/"
     case $library in leasehold_memory) functions='tl_*' ;; *) functions='leasehold_*' ;; esac
     exports=$(mktemp)
     echo "{ global: $functions; local: *; };" >"$exports"
     # As cargo links: not unloadable, since its threads end after a program closes it.
     ${CC:-cc} -shared -o "$root/lib/lib$library.so.$version" "-Wl,-soname,lib$library.so.$soversion" \
         "-Wl,--version-script,$exports" -Wl,--gc-sections,--strip-debug,-z,nodelete,-z,relro,-z,now,-z,defs \
-        -Wl,--whole-archive "$target/release/lib$library.a" -Wl,--no-whole-archive -lpthread -ldl -lm
+        -Wl,--whole-archive "$libraries/lib$library.a" -Wl,--no-whole-archive -lpthread -ldl -lm
     rm "$exports"
     ln -sf "lib$library.so.$version" "$root/lib/lib$library.so.$soversion"
     ln -sf "lib$library.so.$soversion" "$root/lib/lib$library.so"

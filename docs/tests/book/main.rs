@@ -61,7 +61,7 @@ fn the_first_program_is_the_example() {
     assert_eq!(squeezed(&shown), squeezed(&read(file)));
 }
 
-/// `ci/c-examples.sh` compiles and runs these files.
+/// `ci/programs.sh c-examples` compiles and runs these files.
 #[test]
 fn c_blocks_are_from_the_examples() {
     let runtime = ["allocator.c", "runtime.c", "ranks.c"].map(|name| format!("examples/c/{name}"));
@@ -95,8 +95,8 @@ fn every_block_has_a_checker() {
     none("blocks that nothing checks", lost);
 }
 
-/// Packages of this repository, and of the registry those that it uses itself. `ci/first-steps.sh`
-/// builds a crate with the README's lines.
+/// Packages of this repository, and of the registry those that it uses itself. `ci/release.sh
+/// first-steps` builds a crate with the README's lines.
 #[test]
 fn dependencies_are_packages() {
     let folders = ["crates", "models", "testing"].into_iter();

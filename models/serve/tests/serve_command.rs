@@ -1,5 +1,5 @@
-//! The command, which `ci/serve.sh` takes from this test's build: what clients send it over HTTP,
-//! and templates that would end or hold it.
+//! The command, which `ci/programs.sh serve` takes from this test's build: what clients send it
+//! over HTTP, and templates that would end or hold it.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};

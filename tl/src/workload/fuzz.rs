@@ -3,7 +3,7 @@
 //! The fuzzer calls every function, in any order, with any number and with any address that its
 //! contract admits: random ones, ones that were freed long ago, live ones of every kind.
 //! Destructors and hooks call back. The end of each run checks the invariants. Sanitizers
-//! (`ci/memory.sh`) detect crashes, aborts and leaks.
+//! (`ci/sanitize.sh`) detect crashes, aborts and leaks.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};

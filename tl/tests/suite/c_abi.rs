@@ -2,7 +2,7 @@
 //! library.
 //!
 //! If a tool is missing, a test prints a message and passes. With `LEASEHOLD_REQUIRE_TOOLS`
-//! (`ci/memory.sh`) it fails.
+//! (as `ci/all.sh` sets it) it fails.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -348,7 +348,7 @@ fn ir_programs_run_against_the_shared_library() {
         return;
     }
     let compiled = have("llc") && have("gcc");
-    // Any interpreter that can import llvmlite; `ci/memory.sh` makes one.
+    // Any interpreter that can import llvmlite; `ci/test.sh` makes one.
     let python = std::env::var("LEASEHOLD_LLVMLITE_PYTHON").unwrap_or_else(|_| "python3".into());
     let jit = Command::new(&python)
         .args(["-c", "import llvmlite"])

@@ -465,7 +465,7 @@ fn slack_is_guarded_by_the_write_that_waited_for_its_former_use() {
     run(8232327894336975388, 1500, 28);
 }
 
-/// The long run: `ci/fuzz.sh`, with ten million operations; `ci/fuzz.sh 1000000000` for a billion.
+/// The long run: `ci/sanitize.sh fuzz-alloc`, with a hundred million operations.
 #[test]
 fn long_fuzz() {
     let steps = std::env::var("LEASEHOLD_FUZZ_STEPS")

@@ -1,5 +1,5 @@
 //! Models of the allocator's concurrent parts: loom runs the code that ships through its
-//! interleavings. `ci/loom.sh alloc`.
+//! interleavings. `ci/sanitize.sh loom alloc`.
 //!
 //! - a. Actors: two threads on one shard of the thread caches, a third that empties it. Invariant:
 //!   no block twice, none lost.

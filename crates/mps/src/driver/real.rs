@@ -20,7 +20,7 @@
 //! Selectors that older systems lack are sent only if the object responds to them.
 //!
 //! No Apple device has run this module; the compiler and clippy have checked it for
-//! `aarch64-apple-darwin`. On Linux `ci/messages.sh` compares its messages with those expected.
+//! `aarch64-apple-darwin`. `ci/apple.sh messages` compares its messages with those expected.
 //!
 //! This module must not know managers.
 
