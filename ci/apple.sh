@@ -11,6 +11,8 @@
 #   ci/apple.sh device    on macOS 14 or newer: every operator beside the CPU's, the golden ids in
 #                         both modes, conformance plain and validated, random programs, examples, on
 #                         mps:0 or DEVICE. A virtual machine's "Apple Paravirtual device" is enough
+# `device` gives its functions to one that runs them.
+# shellcheck disable=SC2317
 set -eu
 cd "$(dirname "$0")/.."
 
