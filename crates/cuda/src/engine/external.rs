@@ -472,9 +472,17 @@ impl External {
     }
 
     /// Whether the stream was ended and all its work is over.
-    pub(crate) fn is_over(&self) -> bool {
-        let ended = self.state.lock().ended;
-        ended && (self.timeline().is_idle() || self.look().is_ok() && self.timeline().is_idle())
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn is_over(&self) -> Result<bool> {
+        if !self.state.lock().ended {
+            return Ok(false);
+        }
+        if !self.timeline().is_idle() {
+            self.look()?;
+        }
+        Ok(self.timeline().is_idle())
     }
 }
 
