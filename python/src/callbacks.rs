@@ -4,6 +4,7 @@
 //! runtime. So the end closes this module first: it waits for the functions that run, and no other
 //! one begins.
 
+use crate::ending;
 use crate::errors::raise;
 use crate::fork;
 use leasehold::{Error, Result};
@@ -115,5 +116,5 @@ pub(crate) fn close(py: Python<'_>) -> PyResult<()> {
         py.check_signals()?;
         py.detach(|| thread::sleep(Duration::from_millis(5)));
     }
-    Ok(())
+    ending::prepare(py)
 }

@@ -13,8 +13,9 @@
 //! `download` is a copy to the host that is awaited. `callbacks` calls Python on the runtime's
 //! threads.
 //!
-//! `arguments` checks what a call was given; `errors` has the exceptions; `fork` tells a child from
-//! its parent; `waits` waits so that Ctrl-C ends it.
+//! `ending` lets threads go as the interpreter ends. `arguments` checks what a call was given;
+//! `errors` has the exceptions; `fork` tells a child from its parent; `waits` waits so that Ctrl-C
+//! ends it.
 
 mod allocator;
 mod arguments;
@@ -25,6 +26,7 @@ mod device;
 mod dlpack;
 mod download;
 mod dtype;
+mod ending;
 mod errors;
 mod event;
 mod fork;

@@ -2,7 +2,7 @@
 //!
 //! This module must not know what a device is made of.
 
-use crate::retired::{LeftBehind, Retired, Retiring, StreamOwner};
+use crate::retired::{LeftBehind, Others, Retired, Retiring, StreamOwner};
 #[cfg(feature = "test-hooks")]
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
@@ -207,8 +207,9 @@ impl<D: DeviceSource> DeviceManager<D> {
     }
 
     /// Ends the manager, its devices and all their resources. Blocks on the driver. The call waits
-    /// for no work: [`Backend::shutdown`](leasehold_hal::Backend) does. A second call is `Ok`, and
-    /// so is one before [`initialize_devices`](Self::initialize_devices).
+    /// for work of other libraries' streams on devices without a lease, and for no other work:
+    /// [`Backend::shutdown`](leasehold_hal::Backend) does. A second call is `Ok`, and so is one
+    /// before [`initialize_devices`](Self::initialize_devices).
     ///
     /// # Errors
     /// `LeasesOutstanding` while one of these is true:
@@ -221,8 +222,8 @@ impl<D: DeviceSource> DeviceManager<D> {
         let Some(store) = self.store.get() else { return Ok(()) };
         Self::opened(store).try_for_each(|device| device.outstanding())?;
         let devices = store.resource()?;
-        devices.retired().settle()?;
-        devices.retired().settling(|| store.shutdown())?;
+        devices.retired().settle(Others::Await)?;
+        devices.retired().settling(Others::Await, || store.shutdown())?;
         devices.close();
         Ok(())
     }
@@ -232,7 +233,7 @@ impl<D: DeviceSource> Drop for DeviceManager<D> {
     fn drop(&mut self) {
         let Some(store) = self.store.take() else { return };
         let Ok(retired) = store.resource().map(|devices| devices.retired().clone()) else { return };
-        let ended = retired.settling(|| {
+        let ended = retired.settling(Others::Leave, || {
             drop(store);
             Ok(())
         });

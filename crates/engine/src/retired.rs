@@ -62,7 +62,37 @@ pub trait StreamOwner {
 /// A payload whose end blocks.
 pub trait Retiring: StreamOwner + Send + 'static {
     /// Whether the payload, which has no lease, may end. Queries the driver, and does not block.
-    fn is_over(&self) -> bool;
+    fn ending(&self) -> Ending;
+}
+
+/// When a payload without a lease may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Now.
+    Now,
+    /// Once work of other libraries' streams is over. No lease counts it, and it goes on by itself.
+    AfterOthers,
+    /// Later.
+    Later,
+}
+
+/// What [`Retired::settle`] does about work that streams of other libraries have.
+#[derive(Clone, Copy, Debug)]
+pub enum Others {
+    /// It waits for the work.
+    Await,
+    /// It waits for nothing.
+    Leave,
+}
+
+/// What a look at the list has found.
+struct Sweep {
+    /// The number of payloads that ended.
+    ended: usize,
+    /// The number of payloads that did not.
+    left: usize,
+    /// One of these awaits work of other libraries' streams.
+    awaits_others: bool,
 }
 
 struct List<T> {
@@ -131,6 +161,11 @@ impl<T: Retiring> Retired<T> {
     /// Ends the payloads that are over, and returns their number. Blocks on the driver, never on a
     /// payload that is not over.
     pub fn reclaim(&self) -> usize {
+        self.sweep().ended
+    }
+
+    /// As [`reclaim`](Self::reclaim).
+    fn sweep(&self) -> Sweep {
         let mut taken = Taken { retired: self, payloads: Vec::new(), count: 0 };
         {
             let mut list = self.list.lock();
@@ -138,34 +173,58 @@ impl<T: Retiring> Retired<T> {
             taken.count = taken.payloads.len();
             list.taken += taken.count;
         }
-        let over: Vec<_> = taken.payloads.extract_if(.., |payload| payload.is_over()).collect();
+        let mut awaits_others = false;
+        let is_over = |payload: &mut T| {
+            let ending = payload.ending();
+            awaits_others |= ending == Ending::AfterOthers;
+            ending == Ending::Now
+        };
+        let over: Vec<_> = taken.payloads.extract_if(.., is_over).collect();
         let ended = over.len();
         drop(over);
-        ended
+        Sweep { ended, left: taken.payloads.len(), awaits_others }
     }
 
     /// Ends the payloads that are over, and checks that none is left. Blocks on the driver.
+    /// `others` says whether it also blocks on the work of other libraries' streams, or leaves a
+    /// payload that awaits such work to the background.
     ///
     /// # Errors
     /// `LeasesOutstanding` for the first payload with a resource in use or with pending work.
-    pub fn settle(&self) -> Result<()> {
-        self.reclaim();
-        let mut list = self.list.lock();
-        while list.taken > 0 {
-            // Another thread is ending payloads.
-            self.changed.wait(&mut list);
+    pub fn settle(&self, others: Others) -> Result<()> {
+        let mut nap = NAP.0;
+        loop {
+            let sweep = self.sweep();
+            let mut list = self.list.lock();
+            let elsewhere = list.taken > 0 || list.waiting.len() > sweep.left;
+            while list.taken > 0 {
+                // Another thread is ending payloads.
+                self.changed.wait(&mut list);
+            }
+            list.waiting.iter().try_for_each(T::outstanding)?;
+            let is_done = list.waiting.is_empty() || !(elsewhere || sweep.awaits_others);
+            if is_done || matches!(others, Others::Leave) {
+                return Ok(());
+            }
+            if !elsewhere {
+                self.changed.wait_for(&mut list, nap);
+                nap = (nap * 2).min(NAP.1);
+            }
         }
-        list.waiting.iter().try_for_each(T::outstanding)
     }
 
     /// Runs `calls`, which retire payloads, and ends those payloads at once: the caller may block.
     ///
     /// # Errors
     /// An error of `calls`, or as [`settle`](Self::settle).
-    pub fn settling(self: &Arc<Self>, calls: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn settling(
+        self: &Arc<Self>,
+        others: Others,
+        calls: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let attending = Attending::new(self);
         calls()?;
-        self.settle()?;
+        self.settle(others)?;
         drop(attending);
         Ok(())
     }

@@ -64,6 +64,24 @@ time.sleep(0.2)
 print("ok", flush=True)
 """
 
+# An object of `sys` ends late, and finds no other thread then.
+LAST = """
+import os, sys, threading, time
+import leasehold
+d = leasehold.Device("cpu:0")
+b, c = d.zeros(8 << 20), d.zeros(8 << 20)
+def go():
+    while True:
+        c.copy_from(b)
+for _ in range(8):
+    threading.Thread(target=go, daemon=True).start()
+class Late:
+    def __del__(self, threads=os.listdir, write=os.write):
+        others = len(threads("/proc/self/task")) - 1
+        write(1, b"%d threads\\n" % others if others else b"ok\\n")
+sys.late = Late()
+time.sleep(0.1)
+"""
 
 STREAMS = """
 import threading, time, sys
@@ -169,6 +187,11 @@ class Process(unittest.TestCase):
         # Several times: the threads are stopped at other places.
         for _ in range(5):
             self.succeed(DAEMONS)
+
+    @unittest.skipUnless(sys.version_info[:2] == (3, 10) and sys.platform == "linux", "no such end")
+    def test_the_end_outlasts_threads_that_wait_for_the_interpreter(self) -> None:
+        for _ in range(5):
+            self.succeed(LAST)
 
     def test_the_end_finds_work_of_streams(self) -> None:
         for _ in range(5):

@@ -24,8 +24,8 @@
 //!   closes the epoch at each free, which is one driver call, and when the thread ends.
 //! - Stream in capture: an event on it would become a part of the graph. So its epoch stays open,
 //!   and the memory stays with the stream until the capture is over. A captured stream does not
-//!   wait for other streams either. A capture may begin between the look and the record, so a
-//!   second look follows, and an event that the capture has is not kept.
+//!   wait for other streams either. A capture may begin between the look and the record, and may
+//!   end too. So a second look and a question follow, and an event that a capture has is not kept.
 //! - Stream that its owner destroys: the owner ends it here first. The last epoch is closed then,
 //!   and its event outlives the stream.
 //! - The whole context ([`External::whole`]): stands for streams whose handles may be used no more.
@@ -212,13 +212,7 @@ impl External {
 
     fn check_capture(&self, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
         // SAFETY: the stream is not destroyed before its end, which the caller has checked.
-        if unsafe { ops.is_capturing(stream) }? {
-            return Err(Error::state(format!(
-                "stream {:#x} is being captured; its memory stays with it until the capture is over",
-                stream.0
-            )));
-        }
-        Ok(())
+        if unsafe { ops.is_capturing(stream) }? { Err(in_capture(stream)) } else { Ok(()) }
     }
 
     /// Whether the stream is in capture, as far as this thread can tell.
@@ -276,19 +270,22 @@ impl External {
                 self.owner.advance()?;
                 fence(Ordering::SeqCst);
             }
-            // A later record of the same stream stands for the earlier ones too.
-            let full = state.events.len() == EVENTS;
-            let last = state.events.back_mut().filter(|_| full);
-            let native = last.as_ref().map_or(event.native, |(_, last)| last.native);
             // SAFETY: the event is leased, and the stream is not destroyed before its end.
-            unsafe { ops.event_record(native, stream) }?;
-            match last {
-                Some((epoch, _)) => *epoch = open,
-                None => state.events.push_back((open, event)),
-            }
+            unsafe { ops.event_record(event.native, stream) }?;
             // Another thread may have begun a capture since the first look. Its graph has the
             // record then, and a question about the event would break it: the event is not kept.
-            self.check_capture(ops, stream).inspect_err(|_| drop(state.events.pop_back()))?;
+            self.check_capture(ops, stream)?;
+            // The capture may be over again. The driver knows nothing of its event then.
+            // SAFETY: the event is leased.
+            match unsafe { ops.event_query(event.native) } {
+                Err(Error::Driver { code: code::INVALID_VALUE, .. }) => Err(in_capture(stream)),
+                other => other,
+            }?;
+            // A later record of the same stream stands for the earlier ones too.
+            if state.events.len() == EVENTS {
+                state.events.pop_back();
+            }
+            state.events.push_back((open, event));
             Ok(open)
         })
     }
@@ -475,9 +472,17 @@ impl External {
     }
 
     /// Whether the stream was ended and all its work is over.
-    pub(crate) fn is_over(&self) -> bool {
-        let ended = self.state.lock().ended;
-        ended && (self.timeline().is_idle() || self.look().is_ok() && self.timeline().is_idle())
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn is_over(&self) -> Result<bool> {
+        if !self.state.lock().ended {
+            return Ok(false);
+        }
+        if !self.timeline().is_idle() {
+            self.look()?;
+        }
+        Ok(self.timeline().is_idle())
     }
 }
 
@@ -548,6 +553,14 @@ impl fmt::Debug for External {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "External({:#x}, {:?})", self.native(), self.timeline())
     }
+}
+
+/// The refusal of an event on a stream in capture.
+fn in_capture(stream: NativeStream) -> Error {
+    Error::state(format!(
+        "stream {:#x} is being captured; its memory stays with it until the capture is over",
+        stream.0
+    ))
 }
 
 /// The refusal of a wait on the device. Callers wait on the host then.

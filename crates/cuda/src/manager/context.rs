@@ -28,7 +28,7 @@ use leasehold_core::{
     Result, Tagged, tags,
 };
 use leasehold_engine::partitions::Partitions;
-use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
+use leasehold_engine::retired::{Ending, LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_hal::{MemoryKind, Partition, PartitionSize};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -225,11 +225,18 @@ impl StreamOwner for ContextState {
 }
 
 impl Retiring for ContextState {
-    fn is_over(&self) -> bool {
+    fn ending(&self) -> Ending {
         self.core.settle_streams();
-        self.externals.settle();
+        let externals_have_work = self.externals.settle();
+        if self.outstanding().is_err() {
+            return Ending::Later;
+        }
         // Streams of other contexts may still hold recorded events of this context.
-        self.outstanding().is_ok() && self.events.event_pool_stats().live == 0
+        match self.events.event_pool_stats().live {
+            0 => Ending::Now,
+            _ if externals_have_work => Ending::AfterOthers,
+            _ => Ending::Later,
+        }
     }
 }
 

@@ -165,15 +165,22 @@ impl ExternalManager {
         self.len() == 0
     }
 
-    /// Lets go of ended streams whose work is over.
-    fn reap(&self) {
+    /// Lets go of ended streams whose work is over. Returns whether one has work, as far as the
+    /// driver says.
+    fn reap(&self) -> bool {
         let mut looked = std::mem::take(&mut *self.ended.lock());
-        looked.retain(|stream| !stream.is_over());
+        let mut have_work = false;
+        looked.retain(|stream| {
+            let over = stream.is_over();
+            have_work |= matches!(over, Ok(false));
+            !over.unwrap_or(false)
+        });
         self.ended.lock().append(&mut looked);
+        have_work
     }
 
-    /// Ends all streams and lets go of those whose work is over. Returns whether none is left. Does
-    /// not block.
+    /// Ends all streams that can be, and lets go of those whose work is over. Returns whether one
+    /// of them has work. Does not block.
     pub(crate) fn settle(&self) -> bool {
         let handles: Vec<Key> = self.streams.read().keys().copied().collect();
         for key in handles {
@@ -183,8 +190,7 @@ impl ExternalManager {
                 self.ended.lock().extend(removed);
             }
         }
-        self.reap();
-        self.is_empty() && self.ended.lock().is_empty()
+        self.reap()
     }
 
     /// Lets go of all streams. Blocks until the context's work is over, if streams of it have work.

@@ -24,7 +24,7 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Handle, PoolStats, Recycle, Resource, Result, Tagged, tags};
 use leasehold_engine::devices::DeviceSource;
 use leasehold_engine::host_timeline::HostTimelineManager;
-use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
+use leasehold_engine::retired::{Ending, LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_engine::tables::Tables;
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo, MemoryKind};
 use std::marker::PhantomPinned;
@@ -328,8 +328,8 @@ impl StreamOwner for DeviceState {
 }
 
 impl Retiring for DeviceState {
-    fn is_over(&self) -> bool {
-        self.outstanding().is_ok()
+    fn ending(&self) -> Ending {
+        if self.outstanding().is_ok() { Ending::Now } else { Ending::Later }
     }
 }
 

@@ -13,7 +13,7 @@ use leasehold_cuda::driver::ops::{
 use leasehold_cuda::manager::device::DeviceState;
 use leasehold_cuda::manager::external::External;
 use leasehold_cuda_traces::vouched::Vouched;
-use leasehold_hal::{Device, DeviceId, MemoryKind};
+use leasehold_hal::{Backend, Device, DeviceId, MemoryKind};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 
 /// A device, and a library that uses it without the backend.
@@ -398,6 +398,40 @@ fn captures_begin_while_other_threads_close_epochs() {
     library.driver().stream_destroy(native).unwrap();
     drop((stream, externals));
     library.close();
+}
+
+/// The device ends with its backend, although a stream of another library has work then: one that
+/// its owner has ended, or one that ends with the device.
+#[test]
+fn a_shutdown_outlasts_the_work_of_other_libraries() {
+    for ended in [true, false] {
+        let library = Library::new(17);
+        // The manager keeps the device until the shutdown.
+        library.bench.backend.manager().devices().ensure_alive(DeviceId::cuda(0)).unwrap();
+        let word = library.bench.driver.host_alloc(64, HostFlags::default()).unwrap();
+        let native = library.stream();
+        let stream = library.external(native);
+        library.driver().stream_wait_word(native, word, 1).unwrap();
+        stream.signal().unwrap();
+        if ended {
+            library.device.primary().externals().end(native.0).unwrap();
+            library.driver().stream_destroy(native).unwrap();
+        }
+        drop(stream);
+        let Library { bench, device } = library;
+        drop(device);
+        let driver = bench.driver.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                // SAFETY: a word of pinned memory, and a driver that checks every handle.
+                unsafe { Vouched::new(&*driver).store_word(word, 1) };
+            });
+            bench.backend.shutdown().unwrap();
+            let census = driver.census();
+            assert_eq!((census.contexts, census.events), (0, 0), "ended {ended}");
+        });
+    }
 }
 
 /// Allocates a block on a new stream, fills and frees it there, and destroys the stream without a
