@@ -6,7 +6,7 @@
 #   ci/messages.sh
 #
 # `objc2-metal` builds on Apple's systems only, because it links the framework there is nowhere
-# else. So the package in crates/mps/messages uses a copy of it without that line, which takes
+# else. So the package in testing/messages uses a copy of it without that line, which takes
 # macOS's way to the list of devices.
 set -eu
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ Linux-x86_64) ;;
     exit 0
     ;;
 esac
-package=crates/mps/messages
+package=testing/messages
 work=target/messages
 mkdir -p "$work"
 cargo fetch --quiet --locked
