@@ -54,18 +54,6 @@ impl Bindings {
         let (symbol, bytes, addr) = self.ranges[at];
         (symbolic - symbol < bytes.max(1)).then(|| addr + (symbolic - symbol))
     }
-
-    /// How many symbols got memory.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.ranges.len()
-    }
-
-    /// Whether no symbol got memory.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
 }
 
 struct Member {
@@ -223,7 +211,10 @@ impl GraphArena {
             layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
         let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align)
             | SYMBOLIC;
-        let lease = alloc_member(self.0.allocator.inner(), symbol, layout.size)?;
+        let inner = self.0.allocator.inner();
+        let row = inner.table.take(&mut inner.core.lock().vacant)?;
+        inner.table.fill_special(row, (symbol, 0), layout.size, None, ARENA);
+        let lease = row.first_lease();
         plan.members.push(Member { symbol, layout, handle: lease.handle() });
         Ok(lease)
     }
@@ -378,13 +369,6 @@ impl fmt::Debug for GraphArena {
         let (state, members) = (if plan.sealed { "sealed" } else { "open" }, plan.members.len());
         write!(f, "GraphArena({state}, {members} members)")
     }
-}
-
-/// A row for a member of an arena.
-fn alloc_member(inner: &Inner, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
-    let row = inner.table.take(&mut inner.core.lock().vacant)?;
-    inner.table.fill_special(row, (symbol, 0), len, None, ARENA);
-    Ok(row.first_lease())
 }
 
 /// Keeps the memory alive until nobody holds the member of an arena.

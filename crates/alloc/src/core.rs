@@ -225,10 +225,8 @@ pub(crate) fn ask_external(core: &Lock<Core>, table: &Table) {
         };
         heap.waiting(|_, s| pending(s));
         heap.old_mappings.timepoints().for_each(&mut pending);
-        core.store.slabs.pending(|_, s| pending(s));
-        for list in [core.deferred, core.retired] {
-            list.each(table, |row| row.buffer.for_each_use(&mut pending));
-        }
+        core.retired.each(table, |row| row.buffer.for_each_use(&mut pending));
+        core.each_pending(table, |_, s| pending(s));
     }
     for id in timelines {
         let point = PackedTimepoint::from_bits(u64::from(id.get()) << 48 | 1).timepoint();

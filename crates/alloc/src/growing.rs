@@ -37,7 +37,23 @@ impl Allocator {
     /// `InvalidArgument` for a maximum of zero; `OutOfMemory` for addresses and host memory, and
     /// `OverBudget` where all memory is taken at once; the driver's; `DeviceLost`.
     pub fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
-        self.inner().growing(most)
+        let inner = self.inner();
+        let supply = &inner.supply;
+        let bytes = inner.most(most)?;
+        let adopted = inner.core.lock().ranges.adopt(bytes);
+        if let Some(at) = adopted {
+            return inner.issue_growing(at, Row::first_lease);
+        }
+        let (base, chunk) = if supply.caps.vmm && supply.caps.reserve {
+            (supply.backing.reserve(bytes)?, None)
+        } else {
+            let chunk = supply.take_segment(bytes)?;
+            (chunk.addr, Some(chunk))
+        };
+        let at = inner.core.lock().ranges.add((base, bytes), (base, bytes), chunk);
+        // SAFETY: just taken for this block, which was not written down.
+        let at = at.inspect_err(|_| _ = unsafe { release_range(supply, base, bytes, chunk) })?;
+        inner.issue_growing(at, Row::first_lease)
     }
 
     /// `count` growing blocks of `most` bytes each, rounded up to granules, side by side: a block
@@ -48,7 +64,32 @@ impl Allocator {
     /// As [`growing`](Self::growing); `InvalidArgument` for no block, and for more than there are
     /// addresses; `Unsupported` without virtual memory management.
     pub fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
-        self.inner().growing_parts(count, most)
+        let inner = self.inner();
+        let supply = &inner.supply;
+        let bytes = inner.most(most)?;
+        if !(supply.caps.vmm && supply.caps.reserve) {
+            return Err(Error::Unsupported(
+                "blocks that grow side by side, without virtual memory; make buffers of the maximum".into(),
+            ));
+        }
+        let all = bytes.checked_mul(count as u64).filter(|&b| b > 0).ok_or_else(|| {
+            Error::invalid(format!("{count} growing blocks of {most} bytes; want 1 or more, and fewer than there are addresses"))
+        })?;
+        let mut parts = Vec::new();
+        host::room(&mut parts, count)?;
+        let base = supply.backing.reserve(all)?;
+        for i in 0..count as u64 {
+            let at = inner.core.lock().ranges.add((base + i * bytes, bytes), (base, all), None);
+            // Later the blocks that there are take the reservation along.
+            let first = |_: &Error| {
+                if i == 0 {
+                    // SAFETY: just reserved for these blocks, none of which was written down.
+                    unsafe { release_range(supply, base, all, None) };
+                }
+            };
+            parts.push(inner.issue_growing(at.inspect_err(first)?, Row::unlisted_lease)?);
+        }
+        Ok(parts)
     }
 
     /// Makes a growing block at least `bytes` long. Memory comes from what lies free in the
@@ -254,53 +295,6 @@ impl Allocator {
 }
 
 impl Inner {
-    fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
-        let supply = &self.supply;
-        let bytes = self.most(most)?;
-        let adopted = self.core.lock().ranges.adopt(bytes);
-        if let Some(at) = adopted {
-            return self.issue_growing(at, Row::first_lease);
-        }
-        let (base, chunk) = if supply.caps.vmm && supply.caps.reserve {
-            (supply.backing.reserve(bytes)?, None)
-        } else {
-            let chunk = supply.take_segment(bytes)?;
-            (chunk.addr, Some(chunk))
-        };
-        let at = self.core.lock().ranges.add((base, bytes), (base, bytes), chunk);
-        // SAFETY: just taken for this block, which was not written down.
-        let at = at.inspect_err(|_| _ = unsafe { release_range(supply, base, bytes, chunk) })?;
-        self.issue_growing(at, Row::first_lease)
-    }
-
-    fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
-        let supply = &self.supply;
-        let bytes = self.most(most)?;
-        if !(supply.caps.vmm && supply.caps.reserve) {
-            return Err(Error::Unsupported(
-                "blocks that grow side by side, without virtual memory; make buffers of the maximum".into(),
-            ));
-        }
-        let all = bytes.checked_mul(count as u64).filter(|&b| b > 0).ok_or_else(|| {
-            Error::invalid(format!("{count} growing blocks of {most} bytes; want 1 or more, and fewer than there are addresses"))
-        })?;
-        let mut parts = Vec::new();
-        host::room(&mut parts, count)?;
-        let base = supply.backing.reserve(all)?;
-        for i in 0..count as u64 {
-            let at = self.core.lock().ranges.add((base + i * bytes, bytes), (base, all), None);
-            // Later the blocks that there are take the reservation along.
-            let first = |_: &Error| {
-                if i == 0 {
-                    // SAFETY: just reserved for these blocks, none of which was written down.
-                    unsafe { release_range(supply, base, all, None) };
-                }
-            };
-            parts.push(self.issue_growing(at.inspect_err(first)?, Row::unlisted_lease)?);
-        }
-        Ok(parts)
-    }
-
     /// The bytes of a new block, in whole granules. What is idle elsewhere goes back first.
     fn most(&self, most: u64) -> Result<u64> {
         self.supply.check_lost()?;

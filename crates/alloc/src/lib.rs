@@ -21,27 +21,25 @@
 //! two. A *free list* is of a stream, or of all. A *piece* is physical memory of some *granules*,
 //! the unit of mapping.
 //!
-//! - leases. Module: `allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`. Purpose:
-//!   rows at stable addresses, the record of each buffer's last uses, drops on any thread.
-//! - parts. Module: `state`, `core`, `supply`, `live`, `reclaimers`. Purpose: what an allocator is
-//!   made of: the state under its lock, the backing with the budget and the trace, and counts.
-//! - thread caches. Module: `thread_cache`, `depot`. Purpose: just-freed blocks in front of
-//!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
-//! - heap. Module: `store`, `slab`, `heap`, `index`, `extent`. Purpose: slabs up to 64 KiB, first
-//!   fit above, free lists for each stream.
-//! - physical memory. Module: `residency`, `plan`, `budget`. Purpose: which granules are backed,
+//! - Leases (`allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`): rows at stable
+//!   addresses, the record of each buffer's last uses, drops on any thread.
+//! - Parts (`state`, `core`, `supply`, `live`, `reclaimers`): the state under the lock, the backing
+//!   with the budget and the trace, and counts.
+//! - Thread caches (`thread_cache`, `depot`): just-freed blocks in front of the heap's lock, with a
+//!   lock word for each shard (Bonwick's magazines and depot).
+//! - Heap (`store`, `slab`, `heap`, `index`, `extent`): slabs up to 64 KiB, first fit above, free
+//!   lists for each stream.
+//! - Physical memory (`residency`, `old_mappings`, `plan`, `budget`): which granules are backed,
 //!   moving them to where they are needed, the hard budget.
-//! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. Purpose: what is tried, in
-//!   order, before `OutOfMemory`; taking memory and giving it back.
-//! - growing blocks. Module: `growing`, `ranges`. Purpose: addresses for a maximum,
-//!   memory for what is used.
-//! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
-//! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
-//!   and comes back at the same addresses.
-//! - graphs. Module: `arena`, `planner`. Purpose: symbolic buffers while recording, packed by
-//!   liveness when it stops.
-//! - observers. Module: `checks`, `debug`, `trace`, `snapshot`. Purpose: debug checks
-//!   around the allocator, the trace ring, snapshots.
+//! - Slow path (`fallback`, `growth`, `trim`, `oom`): what is tried, in order, before an error;
+//!   taking memory and giving it back.
+//! - Growing blocks (`growing`, `ranges`): addresses for a maximum, memory for what is used.
+//! - The end (`destroy`): an allocator that nobody holds, at once or deferred.
+//! - Suspension (`suspend`): all memory of an allocator goes back to the driver, and comes back at
+//!   the same addresses.
+//! - Graphs (`arena`, `planner`): symbolic buffers while recording, packed by liveness.
+//! - Observers (`checks`, `debug`, `trace`, `snapshot`): checks around the allocator, the trace
+//!   ring, snapshots.
 //!
 //! # The longest way
 //! An allocation that needs new memory has ten steps. Each is one function:
