@@ -4,7 +4,7 @@
 #
 #   ci/loom.sh                  core's pools, leases and lines; the allocator's models; the tile
 #   pool's
-#                               crew; the memory manager's lock
+#                               jobs; the memory manager's lock
 #   ci/loom.sh core shutdown    core's models whose name contains `shutdown`; likewise alloc, cpu,
 #   memory
 #   ci/loom.sh short            all of them, the allocator's with at most two preemptions instead of
@@ -22,7 +22,7 @@ models() {
     case $crate in
         core) set -- --test loom -- --nocapture "$@" ;;
         alloc) set -- --lib -- --nocapture "${@:-models::}" ;;
-        cpu) set -- --lib -- "${@:-crew_model::}" ;;
+        cpu) set -- --lib -- "${@:-jobs_model::}" ;;
         memory) set -- --lib -- "${@:-lock::}" ;;
         *) echo "no models in $crate" >&2 && exit 2 ;;
     esac

@@ -71,7 +71,7 @@ pub struct CopyRequest {
 ///   do not overlap. During the call no other thread writes to the source or accesses the
 ///   destination.
 pub unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
-    if crew(bytes) == 1 {
+    if threads_for(bytes) == 1 {
         // SAFETY: the caller vouches for both ranges.
         return unsafe { copy_alone(src, dst, bytes, bytes) };
     }
@@ -107,7 +107,7 @@ pub unsafe fn copy_in_order(
     done: impl FnMut(usize) -> Result<()>,
 ) -> Result<()> {
     // SAFETY: the caller vouches for the sides.
-    unsafe { copy_by(crew(request.bytes), request, ready, done) }
+    unsafe { copy_by(threads_for(request.bytes), request, ready, done) }
 }
 
 /// As [`copy_in_order`], with the given number of threads, if the system has so many.
@@ -133,23 +133,23 @@ unsafe fn copy_by(
     };
     let work = &work;
     scope(|scope| {
-        let mut crew = Crew { work, helpers: Vec::new() };
+        let mut copiers = CopyThreads { work, helpers: Vec::new() };
         for _ in 1..threads {
             // SAFETY: the caller vouches for the chunks that it says are ready.
             let help = move || unsafe { work.help() };
             match Builder::new().name("leasehold copy".into()).spawn_scoped(scope, help) {
-                Ok(helper) => crew.helpers.push(helper.thread().clone()),
+                Ok(helper) => copiers.helpers.push(helper.thread().clone()),
                 // The threads that there are copy all chunks.
                 Err(_) => break,
             }
         }
         // SAFETY: the caller vouches for the chunks that it says are ready.
-        unsafe { crew.coordinate(&mut ready, &mut done) }
+        unsafe { copiers.coordinate(&mut ready, &mut done) }
     })
 }
 
 /// The number of threads for a copy, including the caller.
-fn crew(bytes: usize) -> usize {
+fn threads_for(bytes: usize) -> usize {
     static FOUND: OnceLock<usize> = OnceLock::new();
     let most = *FOUND
         .get_or_init(|| available_parallelism().map_or(1, |n| (n.get() / 2).clamp(1, THREADS)));
@@ -231,12 +231,12 @@ impl Work {
 }
 
 /// The caller's thread and its helpers. The drop lets the helpers end.
-struct Crew<'a> {
+struct CopyThreads<'a> {
     work: &'a Work,
     helpers: Vec<thread::Thread>,
 }
 
-impl Crew<'_> {
+impl CopyThreads<'_> {
     fn wake(&self) {
         self.helpers.iter().for_each(thread::Thread::unpark);
     }
@@ -285,7 +285,7 @@ impl Crew<'_> {
     }
 }
 
-impl Drop for Crew<'_> {
+impl Drop for CopyThreads<'_> {
     fn drop(&mut self) {
         self.work.stop.store(true, Ordering::Relaxed);
         self.wake();

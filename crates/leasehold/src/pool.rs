@@ -6,7 +6,7 @@
 //! holds the buffer and its last use is over.
 //!
 //! A suspension takes four steps. It locks the records of all buffers, as a submission does
-//! (`stream/away.rs`), so no work with them begins from then on. It waits for the
+//! (`stream/suspended.rs`), so no work with them begins from then on. It waits for the
 //! uses that the records have. It makes sure that each block of the pool is under a buffer that it
 //! has locked: one that a holder has exclusively could be used later without a look at its record's
 //! lock. Then the memory goes. The records stay locked, and the pool keeps the buffers, until the

@@ -7,7 +7,7 @@
 //! | of two backends | staged: down from the source, up to the destination, by pinned memory |
 //!
 //! # A staged copy
-//! The caller's stream works on its own device, a [companion](StreamCore::companion) on the other
+//! The caller's stream works on its own device, a [companion](StreamInner::companion) on the other
 //! one. The companion begins after all that the stream was given before, and the stream goes on
 //! after the companion, so all of the copy has its place in the stream's order. It is cut into
 //! pieces. They go by two staging buffers in turns, so that one goes down while the one before goes
@@ -20,7 +20,7 @@
 //! piece to a stream of its own there and waits for it. Pieces follow one another.
 
 use crate::runtime::RuntimeInner;
-use crate::stream::{Locked, Stream, StreamCore, add_wait, push_waits};
+use crate::stream::{Locked, Stream, StreamInner, add_wait, push_waits};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
@@ -195,7 +195,7 @@ impl Way<'_> {
     /// Host memory that `first` writes first, and to which no handle leads. Where one side is host
     /// memory its driver must know the staging memory too; else it is of the device that has pinned
     /// memory, if one has.
-    fn staging(&self, first: &StreamCore, bytes: u64) -> Result<Lease<Buffer>> {
+    fn staging(&self, first: &StreamInner, bytes: u64) -> Result<Lease<Buffer>> {
         let pinned = |r: &RuntimeInner| r.device.caps().pinned;
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
         let runtime = if of_other { &self.other } else { self.ours() };
@@ -218,7 +218,7 @@ impl Way<'_> {
                 ));
             }
         }
-        let own: &StreamCore = stream.under();
+        let own: &StreamInner = stream.under();
         let companion =
             &*own.companion(other.clone(), || other.create_core(&StreamDesc::default()))?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
@@ -384,5 +384,5 @@ impl Carrier {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/between.rs"]
+#[path = "../../tests/unit/peer_copy.rs"]
 mod tests;
