@@ -39,7 +39,7 @@ types() {
 }
 
 # `objc2-metal` builds on Apple's systems only, because it links the framework there is nowhere
-# else. So the package in crates/mps/messages uses a copy of it without that line, which takes
+# else. So the package in testing/messages uses a copy of it without that line, which takes
 # macOS's way to the list of devices.
 messages() {
     case "$(uname -s)-$(uname -m)" in
@@ -49,7 +49,7 @@ messages() {
         exit 0
         ;;
     esac
-    package=crates/mps/messages
+    package=testing/messages
     work=target/messages
     mkdir -p "$work"
     cargo fetch --quiet --locked
@@ -71,8 +71,7 @@ messages() {
     echo "messages: the real driver sends what it should to stand-ins, and keeps nothing"
 }
 
-# All sections run even when one fails; the last line says which did. (`section` calls what
-# follows.) shellcheck disable=SC2317
+# All sections run even when one fails; the last line says which did.
 device() {
     [ "$(uname -s)" = Darwin ] || { echo "this needs macOS" >&2 && exit 1; }
     device=${DEVICE:-mps:0}

@@ -75,7 +75,7 @@ models() {
     case $crate in
         core) set -- --test loom -- --nocapture "$@" ;;
         alloc) set -- --lib -- --nocapture "${@:-models::}" ;;
-        cpu) set -- --lib -- "${@:-crew_model::}" ;;
+        cpu) set -- --lib -- "${@:-jobs_model::}" ;;
         memory) set -- --lib -- "${@:-lock::}" ;;
         *) echo "no models in $crate" >&2 && exit 2 ;;
     esac

@@ -19,9 +19,9 @@ use crate::buffer::{Buffer, CHECKED, CLASSLESS, Row};
 use crate::checks::{DebugChecks, SweepScope};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::core::Core;
+use crate::core::ask_external;
 use crate::debug::Finding;
 use crate::destroy::{orphan, release, sweep};
-use crate::external::ask_external;
 use crate::heap::STRIDE;
 use crate::imports::Protection;
 use crate::layout::{Layout, UNIT, UNIT_SHIFT};
@@ -170,7 +170,7 @@ impl Allocator {
                 }
             }
         }
-        let (limit, shared_budget) = (config.budget, config.shared_budget.clone());
+        let limit = config.budget;
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         // A block in a thread cache keeps the slab run or the granule around it from being empty.
         let fit = config.thread_caches && config.policy != Policy::Compact;
@@ -186,7 +186,7 @@ impl Allocator {
         let flags = config.host_kind.bits()
             | if caches.is_none() { CLASSLESS } else { 0 }
             | if checks.is_on() { CHECKED } else { 0 };
-        let budget = Budget::new(limit, shared_budget);
+        let budget = Budget::within(config.shared_budget.clone(), limit);
         let inner = Box::into_raw(Box::new(Inner {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
@@ -461,18 +461,6 @@ impl Allocator {
     /// Whether two allocators are the same one.
     pub fn same(&self, other: &Allocator) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Checks every invariant of the allocator's tables. For tests and debugging; walks everything
-    /// under the lock.
-    ///
-    /// # Errors
-    /// The broken invariant, in words.
-    #[doc(hidden)]
-    pub fn check(&self) -> Result<(), String> {
-        let core = self.inner().core.lock();
-        core.store.check()?;
-        core.ranges.check(&core.store.heap.res)
     }
 }
 

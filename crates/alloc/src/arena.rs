@@ -6,15 +6,8 @@
 //! neither lent, moved nor given back until the arena and all buffers bound to it are gone.
 //! Allocations outside the recording, on whatever thread, never meet an arena.
 //!
-//! # States
-//! | state | `alloc` | next |
-//! |---|---|---|
-//! | Planning | symbolic | Sealed (`seal`), Aborted (`abort`) |
-//! | Sealed | error | – |
-//! | Aborted | error | – |
-//!
-//! The arena's state is behind one lock, which is held neither across a driver call nor together
-//! with the allocator's lock.
+//! An arena gives buffers until it is sealed, and is launched from then on. Its state is behind one
+//! lock, which is held neither across a driver call nor together with the allocator's lock.
 
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, REGION, Row, SYMBOLIC};
@@ -27,17 +20,6 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, PackedTimepoint, Result, Timepoint, UniqueLease};
 use std::fmt;
-
-/// Where an arena is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ArenaState {
-    /// Buffers are symbolic.
-    Planning,
-    /// Addresses are bound, and the graph may be launched.
-    Sealed,
-    /// Rolled back.
-    Aborted,
-}
 
 /// When a symbolic buffer is used, in positions of the recorded list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,18 +54,6 @@ impl Bindings {
         let (symbol, bytes, addr) = self.ranges[at];
         (symbolic - symbol < bytes.max(1)).then(|| addr + (symbolic - symbol))
     }
-
-    /// How many symbols got memory.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.ranges.len()
-    }
-
-    /// Whether no symbol got memory.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
 }
 
 struct Member {
@@ -116,12 +86,23 @@ impl Drop for Region {
     }
 }
 
+#[derive(Default)]
 struct Plan {
-    state: ArenaState,
     members: Vec<Member>,
-    bindings: Bindings,
+    /// Addresses are bound, and the graph may be launched.
+    sealed: bool,
     /// Where the memory is.
     region: Option<Arc<Region>>,
+}
+
+impl Plan {
+    fn expect_open(&self) -> Result<()> {
+        if self.sealed {
+            Err(Error::state("the arena is sealed; record a new graph"))
+        } else {
+            Ok(())
+        }
+    }
 }
 
 struct Shared {
@@ -132,7 +113,8 @@ struct Shared {
 }
 
 /// The memory of one recorded graph. Clones are the same arena; the last drop gives everything
-/// back, except what buffers still hold.
+/// back, except what buffers still hold. Buffers of an arena that is dropped unsealed never get
+/// memory.
 #[derive(Clone)]
 #[doc(alias("pin mode", "set_pin_mode"))]
 pub struct GraphArena(Arc<Shared>);
@@ -196,13 +178,7 @@ impl Allocator {
 
 impl GraphArena {
     fn new(allocator: Allocator, group: Arc<Mutex<Vec<Arc<Region>>>>) -> Self {
-        let plan = Plan {
-            state: ArenaState::Planning,
-            members: Vec::new(),
-            bindings: Bindings::default(),
-            region: None,
-        };
-        Self(Arc::new(Shared { allocator, plan: Mutex::new(plan), group }))
+        Self(Arc::new(Shared { allocator, plan: Mutex::default(), group }))
     }
 
     /// An arena for another graph that never runs at the same time as this one's: both use the same
@@ -215,11 +191,6 @@ impl GraphArena {
         GraphArena::new(self.0.allocator.clone(), self.0.group.clone())
     }
 
-    /// Where the arena is in its life.
-    pub fn state(&self) -> ArenaState {
-        self.0.plan.lock().state
-    }
-
     /// Bytes of memory that the arena holds.
     pub fn bytes(&self) -> u64 {
         self.0.plan.lock().region.as_ref().map_or(0, |r| r.block.len())
@@ -228,32 +199,32 @@ impl GraphArena {
     /// A symbolic buffer for the recording.
     ///
     /// # Errors
-    /// `InvalidState` unless planning; `InvalidArgument`; `OutOfMemory`.
+    /// `InvalidState` once the arena is sealed; `InvalidArgument`; `OutOfMemory`.
     pub fn alloc(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let layout = layout.check()?;
         if layout.size > SIZE_LIMIT {
             return Err(self.0.allocator.inner().refuse(layout));
         }
         let mut plan = self.0.plan.lock();
-        if plan.state != ArenaState::Planning {
-            return Err(illegal("alloc", plan.state));
-        }
+        plan.expect_open()?;
         let room =
             layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
         let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align)
             | SYMBOLIC;
-        let lease = alloc_member(self.0.allocator.inner(), symbol, layout.size)?;
+        let inner = self.0.allocator.inner();
+        let row = inner.table.take(&mut inner.core.lock().vacant)?;
+        inner.table.fill_special(row, (symbol, 0), layout.size, None, ARENA);
+        let lease = row.first_lease();
         plan.members.push(Member { symbol, layout, handle: lease.handle() });
         Ok(lease)
     }
 
     /// Packs the symbolic buffers, takes memory once, and gives every buffer that is still held its
-    /// address: what a recorder does when it stops. Planning → Sealed.
+    /// address: what a recorder does when it stops.
     ///
     /// # Errors
-    /// `InvalidState` unless planning; `InvalidArgument` for a symbol of somebody else or a
-    /// malformed lifetime; `OutOfMemory`: the arena is still planning and may be sealed again
-    /// later.
+    /// `InvalidState` once the arena is sealed; `InvalidArgument` for a symbol of somebody else or
+    /// a malformed lifetime; `OutOfMemory`: the arena is not sealed, and may be later.
     ///
     /// # Safety
     /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes. Buffers whose
@@ -261,29 +232,25 @@ impl GraphArena {
     pub unsafe fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
         let (intervals, symbols, alive) = {
             let plan = self.0.plan.lock();
-            if plan.state != ArenaState::Planning {
-                return Err(illegal("seal", plan.state));
-            }
+            plan.expect_open()?;
             self.intervals(&plan, lifetimes)?
         };
-        let packed = plan(&intervals)?;
+        let (offsets, bytes) = plan(&intervals)?;
         let align = intervals.iter().map(|i| i.align).max().unwrap_or(crate::layout::MIN_ALIGN);
-        let region = self.region(packed.total, align, on)?;
+        let region = self.region(bytes, align, on)?;
         let mut plan = self.0.plan.lock();
-        if plan.state != ArenaState::Planning {
-            return Err(illegal("seal", plan.state));
-        }
+        plan.expect_open()?;
         let (base, native) = region.as_ref().map_or((0, 0), |r| (r.block.addr(), r.block.native()));
         let mut ranges: Vec<_> = symbols
             .iter()
             .zip(&intervals)
-            .zip(&packed.offsets)
+            .zip(&offsets)
             .map(|((&symbol, i), &offset)| {
                 (symbol, i.size, if i.size == 0 { 0 } else { base + offset })
             })
             .collect();
         ranges.sort_unstable();
-        plan.bindings = Bindings { ranges, native, bytes: packed.total };
+        let bindings = Bindings { ranges, native, bytes };
         if let Some(region) = &region {
             // All of them before any is bound: a member that is not bound may keep the region for
             // nothing until it is dropped.
@@ -292,29 +259,14 @@ impl GraphArena {
             }
         }
         for lease in alive {
-            if let (Some(addr), Some(_)) = (plan.bindings.resolve(lease.addr()), &region) {
+            if let (Some(addr), Some(_)) = (bindings.resolve(lease.addr()), &region) {
                 lease.bind(addr, native);
             } else {
                 lease.bind(0, 0);
             }
         }
-        plan.region = region;
-        plan.state = ArenaState::Sealed;
-        Ok(plan.bindings.clone())
-    }
-
-    /// Rolls the recording back: its buffers never get memory. Dropping the arena does the same.
-    ///
-    /// # Errors
-    /// `InvalidState` unless planning.
-    pub fn abort(&self) -> Result<()> {
-        let mut plan = self.0.plan.lock();
-        if plan.state != ArenaState::Planning {
-            return Err(illegal("abort", plan.state));
-        }
-        plan.state = ArenaState::Aborted;
-        plan.members.clear();
-        Ok(())
+        (plan.region, plan.sealed) = (region, true);
+        Ok(bindings)
     }
 
     /// The memory, for a launch of the graph.
@@ -323,8 +275,8 @@ impl GraphArena {
     /// `InvalidState` unless sealed.
     pub fn launch(&self) -> Result<LaunchGuard<'_>> {
         let plan = self.0.plan.lock();
-        if plan.state != ArenaState::Sealed {
-            return Err(illegal("launch", plan.state));
+        if !plan.sealed {
+            return Err(Error::state("a launch of an arena that is not sealed"));
         }
         Ok(LaunchGuard { allocator: &self.0.allocator, region: plan.region.clone() })
     }
@@ -414,21 +366,9 @@ impl Drop for Shared {
 impl fmt::Debug for GraphArena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.0.plan.lock();
-        let (state, members, bytes) = (plan.state, plan.members.len(), plan.bindings.bytes);
-        write!(f, "GraphArena({state:?}, {members} members, {bytes} bytes)")
+        let (state, members) = (if plan.sealed { "sealed" } else { "open" }, plan.members.len());
+        write!(f, "GraphArena({state}, {members} members)")
     }
-}
-
-#[cold]
-fn illegal(what: &str, state: ArenaState) -> Error {
-    Error::state(format!("{what} on an arena that is {state:?}"))
-}
-
-/// A row for a member of an arena.
-fn alloc_member(inner: &Inner, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
-    let row = inner.table.take(&mut inner.core.lock().vacant)?;
-    inner.table.fill_special(row, (symbol, 0), len, None, ARENA);
-    Ok(row.first_lease())
 }
 
 /// Keeps the memory alive until nobody holds the member of an arena.

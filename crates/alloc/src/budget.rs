@@ -11,84 +11,40 @@ use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Budgeted, Error};
 
-/// A budget that several allocators share: of a device with private pools, say. Clones are the same
-/// budget.
+/// Bytes taken and the most that may be taken.
 ///
-/// Each allocator that names it in
-/// [`AllocatorConfig::shared_budget`](crate::AllocatorConfig::shared_budget) takes memory only if
-/// both its own budget and this one allow it. The limit is hard: it is never exceeded.
+/// Several allocators may share one budget: of a device with private pools, say. Each allocator
+/// that names it in [`AllocatorConfig::shared_budget`](crate::AllocatorConfig::shared_budget) takes
+/// memory only if both its own budget and this one allow it. The limit is hard: it is never
+/// exceeded.
 ///
 /// ```
-/// use leasehold_alloc::SharedBudget;
-/// let budget = SharedBudget::new(1 << 30);
+/// use leasehold_alloc::Budget;
+/// let budget = Budget::new(1 << 30);
 /// assert_eq!((budget.limit(), budget.reserved()), (1 << 30, 0));
 /// budget.set_limit(2 << 30);
 /// assert_eq!(budget.room(), 2 << 30);
 /// ```
-#[derive(Debug, Clone)]
-pub struct SharedBudget(Arc<Budget>);
-
-impl SharedBudget {
-    /// A budget of `limit` bytes, of which nothing is taken.
-    #[must_use]
-    pub fn new(limit: u64) -> Self {
-        Self(Arc::new(Budget::new(limit, None)))
-    }
-
-    /// The most bytes that all allocators together may take from the driver.
-    #[must_use]
-    pub fn limit(&self) -> u64 {
-        self.0.limit()
-    }
-
-    /// Sets the limit. A limit below what is taken stops growth; it gives nothing back.
-    pub fn set_limit(&self, bytes: u64) {
-        self.0.set_limit(bytes);
-    }
-
-    /// Bytes that the driver gave to the allocators.
-    #[must_use]
-    pub fn reserved(&self) -> u64 {
-        self.0.reserved()
-    }
-
-    /// The most that [`reserved`](Self::reserved) was. Exact.
-    #[must_use]
-    pub fn peak(&self) -> u64 {
-        self.0.peak()
-    }
-
-    /// Begins a new peak from what is reserved now.
-    pub fn reset_peak(&self) {
-        self.0.reset_peak();
-    }
-
-    /// Bytes that could still be taken.
-    #[must_use]
-    pub fn room(&self) -> u64 {
-        self.0.room()
-    }
-
-    /// The budget itself, for a backing that gives memory back and takes it again by itself.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.0
-    }
-}
-
-/// Bytes taken and the most that may be taken.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub struct Budget {
     committed: AtomicU64,
     /// Of it, what the driver gave.
     reserved: AtomicU64,
     limit: AtomicU64,
     peak: AtomicU64,
     /// The budget that other allocators take from too.
-    shared: Option<SharedBudget>,
+    shared: Option<Arc<Budget>>,
 }
 
 impl Budget {
-    pub(crate) fn new(limit: u64, shared: Option<SharedBudget>) -> Self {
+    /// A budget of `limit` bytes, of which nothing is taken.
+    #[must_use]
+    pub fn new(limit: u64) -> Self {
+        Self::within(None, limit)
+    }
+
+    /// The budget of one allocator, which takes from a shared one too.
+    pub(crate) fn within(shared: Option<Arc<Budget>>, limit: u64) -> Self {
         Self {
             shared,
             committed: AtomicU64::new(0),
@@ -98,40 +54,63 @@ impl Budget {
         }
     }
 
+    /// The most bytes that all allocators together may take from the driver. The smaller limit, if
+    /// this budget takes from a shared one.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        let own = self.limit.load(Ordering::Relaxed);
+        self.shared.as_ref().map_or(own, |shared| own.min(shared.limit()))
+    }
+
+    /// Sets the limit. A limit below what is taken stops growth; it gives nothing back.
+    pub fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that the driver gave and has not got back.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Acquire)
+    }
+
+    /// The most that [`reserved`](Self::reserved) was. Exact.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Begins a new peak from what is reserved now.
+    pub fn reset_peak(&self) {
+        self.peak.store(self.reserved(), Ordering::Relaxed);
+    }
+
+    /// Bytes that could still be taken.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        let own = self.limit.load(Ordering::Relaxed).saturating_sub(self.committed());
+        self.shared.as_ref().map_or(own, |shared| own.min(shared.room()))
+    }
+
+    /// Bytes that were reserved, whether or not their memory came.
+    pub(crate) fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Acquire)
+    }
+
     /// Reserves `bytes`. `false`: it would pass the limit; nothing was taken.
     #[must_use]
     pub(crate) fn take(&self, bytes: u64) -> bool {
-        if let Some(shared) = &self.shared
-            && !shared.0.take(bytes)
-        {
+        if self.shared.as_ref().is_some_and(|shared| !shared.take(bytes)) {
             return false;
         }
-        let taken = self.take_own(bytes);
+        let limit = || self.limit.load(Ordering::Relaxed);
+        let fits = |now: u64| now.checked_add(bytes).filter(|&then| then <= limit());
+        let taken = self.committed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fits).is_ok();
         if let Some(shared) = &self.shared
             && !taken
         {
-            shared.0.undo(bytes);
+            shared.undo(bytes);
         }
         taken
-    }
-
-    fn take_own(&self, bytes: u64) -> bool {
-        let mut now = self.committed.load(Ordering::Relaxed);
-        loop {
-            let Some(then) = now.checked_add(bytes) else { return false };
-            if then > self.limit.load(Ordering::Relaxed) {
-                return false;
-            }
-            match self.committed.compare_exchange_weak(
-                now,
-                then,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(other) => now = other,
-            }
-        }
     }
 
     /// The memory of a reservation came.
@@ -139,7 +118,7 @@ impl Budget {
         let now = self.reserved.fetch_add(bytes, Ordering::AcqRel) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
         if let Some(shared) = &self.shared {
-            shared.0.keep(bytes);
+            shared.keep(bytes);
         }
     }
 
@@ -160,7 +139,7 @@ impl Budget {
         let before = self.committed.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);
         if let Some(shared) = &self.shared {
-            shared.0.undo(bytes);
+            shared.undo(bytes);
         }
     }
 
@@ -169,41 +148,8 @@ impl Budget {
         let before = self.reserved.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);
         if let Some(shared) = &self.shared {
-            shared.0.reserved.fetch_sub(bytes, Ordering::AcqRel);
+            shared.reserved.fetch_sub(bytes, Ordering::AcqRel);
         }
         self.undo(bytes);
-    }
-
-    /// Bytes that the driver gave and has not got back.
-    pub(crate) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Acquire)
-    }
-
-    /// Bytes that could still be taken.
-    pub(crate) fn room(&self) -> u64 {
-        let own = self.limit.load(Ordering::Relaxed).saturating_sub(self.committed());
-        self.shared.as_ref().map_or(own, |shared| own.min(shared.room()))
-    }
-
-    pub(crate) fn committed(&self) -> u64 {
-        self.committed.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn reset_peak(&self) {
-        self.peak.store(self.reserved(), Ordering::Relaxed);
-    }
-
-    /// The smaller one of the own limit and the shared one.
-    pub(crate) fn limit(&self) -> u64 {
-        let own = self.limit.load(Ordering::Relaxed);
-        self.shared.as_ref().map_or(own, |shared| own.min(shared.limit()))
-    }
-
-    pub(crate) fn set_limit(&self, limit: u64) {
-        self.limit.store(limit, Ordering::Relaxed);
     }
 }

@@ -1,9 +1,10 @@
 //! The settings of an allocator, and the numbers that it reports about itself.
 
-use crate::budget::SharedBudget;
+use crate::budget::Budget;
 use crate::buffer::HostKind;
 use crate::debug::DebugAids;
 use leasehold_core::Text;
+use leasehold_core::sync::Arc;
 
 /// When free granules are moved to where they are needed instead of taking new memory. Needs a
 /// backing with virtual memory management.
@@ -138,7 +139,7 @@ pub struct AllocatorConfig {
     pub budget: u64,
     /// A budget that other allocators take from too. Hard as well.
     /// Default: `None`.
-    pub shared_budget: Option<SharedBudget>,
+    pub shared_budget: Option<Arc<Budget>>,
     /// Thread caches in front of the lock. None with [`Policy::Compact`].
     /// Default: `true`.
     pub thread_caches: bool,

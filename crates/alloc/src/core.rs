@@ -5,13 +5,14 @@
 //! reclaimer or of a foreign destructor.
 
 use crate::buffer::{Buffer, Row};
-use crate::deferred::Deferred;
 use crate::host;
+use crate::lock::Lock;
 use crate::ranges::Ranges;
 use crate::store::{Block, Placement, Store};
-use crate::table::{Table, Vacant};
-use leasehold_core::{PackedTimepoint, Result, Timeline};
+use crate::table::{Deferred, Table, Vacant};
+use leasehold_core::{PackedTimepoint, Result, Timeline, TimelineId, Timepoint};
 use std::any::Any;
+use std::time::Duration;
 
 /// An object that must outlast a buffer.
 pub(crate) enum Keep {
@@ -193,6 +194,45 @@ impl Core {
                 self.store.free(block.placement, block.timepoint);
                 Err(e)
             }
+        }
+    }
+}
+
+/// Asks the external timelines that free memory waits for how far they are. Their owners do not see
+/// submissions, so nothing but a question makes them progress. Called without the lock: it calls
+/// the driver.
+#[cold]
+pub(crate) fn ask_external(core: &Lock<Core>, table: &Table) {
+    if !Timeline::any_external() {
+        return;
+    }
+    let mut timelines: Vec<TimelineId> = Vec::new();
+    let mut note = |id: TimelineId| {
+        if id.get() != 0 && !timelines.contains(&id) {
+            // A timeline without host memory for its entry is asked by a later call.
+            host::push(&mut timelines, id);
+        }
+    };
+    {
+        let core = core.lock();
+        let heap = &core.store.heap;
+        heap.pending_by_timeline().for_each(|(_, timeline)| note(timeline));
+        // A use that is over is not asked for: its stream may be gone.
+        let mut pending = |s: PackedTimepoint| {
+            if !s.has_passed() {
+                note(s.timeline_id());
+            }
+        };
+        heap.waiting(|_, s| pending(s));
+        heap.old_mappings.timepoints().for_each(&mut pending);
+        core.retired.each(table, |row| row.buffer.for_each_use(&mut pending));
+        core.each_pending(table, |_, s| pending(s));
+    }
+    for id in timelines {
+        let point = PackedTimepoint::from_bits(u64::from(id.get()) << 48 | 1).timepoint();
+        if let Some(timeline) = point.map(Timepoint::timeline).filter(|t| t.is_external()) {
+            // The timeline shows the result of this wait.
+            let _ = timeline.wait(timeline.submitted(), Some(Duration::ZERO));
         }
     }
 }

@@ -19,7 +19,7 @@
 
 use crate::buffer::Row;
 use crate::layout::{CLASSES, class_size};
-use crate::list::{List, link};
+use crate::table::{List, link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, Mutex};
 use leasehold_core::{PackedTimepoint, TimelineId};

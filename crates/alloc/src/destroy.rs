@@ -5,9 +5,9 @@
 //! of any allocator that finds its streams done.
 
 use crate::checks::SweepScope;
-use crate::external::ask_external;
-use crate::idle::give_back_idle;
+use crate::core::ask_external;
 use crate::state::Inner;
+use crate::trim::give_back_idle;
 use crate::trim::trim;
 #[cfg(not(loom))]
 use leasehold_core::sync::Mutex;

@@ -17,16 +17,16 @@
 
 use crate::checks::SweepScope;
 use crate::config::CrossStream;
-use crate::external::ask_external;
+use crate::core::ask_external;
 use crate::host;
-use crate::idle::{give_back_idle, trim_idle};
 use crate::layout::Layout;
 use crate::oom::AttemptLog;
-use crate::ring::EventKind;
 use crate::state::Inner;
 use crate::store::{Block, Found, Need};
 use crate::stream::On;
 use crate::supply::Supply;
+use crate::trace::EventKind;
+use crate::trim::{give_back_idle, trim_idle};
 use leasehold_core::thread_number::thread_number;
 use leasehold_core::{PackedTimepoint, Result, Timeline};
 use std::time::Instant;

@@ -1,22 +1,26 @@
-//! The making of growing blocks, their growth and their shrinking.
+//! The making of growing blocks, their growth, their shrinking and their forks.
 //!
 //! A growth takes memory in this order: the block's own tail; pieces in hand, pieces from under
 //! free memory as the policy says, and new ones; idle memory of other growing blocks and what
 //! thread caches have; free granules, whatever the policy; what reclaimers free. It never waits for
 //! a device.
+//!
+//! A fork maps the first pieces of a block in another block too. A piece counts its further
+//! mappings, and goes with the last of them. Budget and reserved bytes count it once. From then on
+//! nobody writes it: the allocator knows how much of each block is shared, and its caller keeps to
+//! that.
 
 use crate::allocator::Allocator;
 use crate::buffer::{Buffer, GROWING, READ_ONLY, Row};
 use crate::core::{Core, Keep};
 use crate::host;
-use crate::idle::{empty_tail, give_back_idle, release_range, trim_idle};
 use crate::imports::Protection;
 use crate::layout::Layout;
 use crate::oom::AttemptLog;
 use crate::ranges::{Busy, busy};
 use crate::state::Inner;
 use crate::stream::On;
-use crate::trim::unmap_old;
+use crate::trim::{empty_tail, give_back_idle, release_range, trim_idle, unmap_old};
 use leasehold_core::sync::thread::yield_now;
 use leasehold_core::{Error, Lease, Result};
 use std::any::Any;
@@ -33,7 +37,23 @@ impl Allocator {
     /// `InvalidArgument` for a maximum of zero; `OutOfMemory` for addresses and host memory, and
     /// `OverBudget` where all memory is taken at once; the driver's; `DeviceLost`.
     pub fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
-        self.inner().growing(most)
+        let inner = self.inner();
+        let supply = &inner.supply;
+        let bytes = inner.most(most)?;
+        let adopted = inner.core.lock().ranges.adopt(bytes);
+        if let Some(at) = adopted {
+            return inner.issue_growing(at, Row::first_lease);
+        }
+        let (base, chunk) = if supply.caps.vmm && supply.caps.reserve {
+            (supply.backing.reserve(bytes)?, None)
+        } else {
+            let chunk = supply.take_segment(bytes)?;
+            (chunk.addr, Some(chunk))
+        };
+        let at = inner.core.lock().ranges.add((base, bytes), (base, bytes), chunk);
+        // SAFETY: just taken for this block, which was not written down.
+        let at = at.inspect_err(|_| _ = unsafe { release_range(supply, base, bytes, chunk) })?;
+        inner.issue_growing(at, Row::first_lease)
     }
 
     /// `count` growing blocks of `most` bytes each, rounded up to granules, side by side: a block
@@ -44,7 +64,32 @@ impl Allocator {
     /// As [`growing`](Self::growing); `InvalidArgument` for no block, and for more than there are
     /// addresses; `Unsupported` without virtual memory management.
     pub fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
-        self.inner().growing_parts(count, most)
+        let inner = self.inner();
+        let supply = &inner.supply;
+        let bytes = inner.most(most)?;
+        if !(supply.caps.vmm && supply.caps.reserve) {
+            return Err(Error::Unsupported(
+                "blocks that grow side by side, without virtual memory; make buffers of the maximum".into(),
+            ));
+        }
+        let all = bytes.checked_mul(count as u64).filter(|&b| b > 0).ok_or_else(|| {
+            Error::invalid(format!("{count} growing blocks of {most} bytes; want 1 or more, and fewer than there are addresses"))
+        })?;
+        let mut parts = Vec::new();
+        host::room(&mut parts, count)?;
+        let base = supply.backing.reserve(all)?;
+        for i in 0..count as u64 {
+            let at = inner.core.lock().ranges.add((base + i * bytes, bytes), (base, all), None);
+            // Later the blocks that there are take the reservation along.
+            let first = |_: &Error| {
+                if i == 0 {
+                    // SAFETY: just reserved for these blocks, none of which was written down.
+                    unsafe { release_range(supply, base, all, None) };
+                }
+            };
+            parts.push(inner.issue_growing(at.inspect_err(first)?, Row::unlisted_lease)?);
+        }
+        Ok(parts)
     }
 
     /// Makes a growing block at least `bytes` long. Memory comes from what lies free in the
@@ -160,6 +205,78 @@ impl Allocator {
         Ok(buffer.share())
     }
 
+    /// Gives `to`, of length 0, the memory at the beginning of `from`: the first pieces that lie
+    /// within `bytes`. A piece is what the driver made at once: a granule, or several. Returns the
+    /// new length of `to`. Memory that `to` had before goes first. May block on the driver; does
+    /// not wait for a device. All or nothing: after an error both blocks are as they were, but
+    /// that memory may be gone.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for one block twice, for bytes beyond the length of `from` or the maximum
+    /// of `to`, and for a buffer that does not grow; `InvalidState` if `to` has a length;
+    /// `Occupied` while another thread maps memory for `to`, and while work may use memory that it
+    /// had; `Unsupported` without [`aliases`](crate::BackingCaps::aliases); `DeviceLost` and the
+    /// driver's.
+    ///
+    /// # Safety
+    /// - From the call on, no work writes the first [`shared`](Buffer::shared) bytes of a block.
+    pub unsafe fn fork(&self, from: &Lease<Buffer>, to: &Lease<Buffer>, bytes: u64) -> Result<u64> {
+        let inner = self.inner();
+        let (core, supply) = (&inner.core, &inner.supply);
+        let places = (self.growing_at(from)?, self.growing_at(to)?);
+        supply.check_lost()?;
+        if places.0 == places.1 {
+            return Err(Error::invalid("a growing block cannot be a fork of itself; name another"));
+        }
+        if !(supply.caps.vmm && supply.caps.aliases) {
+            return Err(Error::Unsupported(
+                format!(
+                    "{}: memory has one address here; copy instead of a fork",
+                    self.config().name
+                )
+                .into(),
+            ));
+        }
+        if bytes > from.len() {
+            return Err(Error::invalid(format!(
+                "a fork of {bytes} bytes of a growing block that has {}; fork what has memory",
+                from.len()
+            )));
+        }
+        if !to.is_empty() {
+            return Err(Error::state(format!(
+                "the block has {} bytes of its own; shrink it to 0 before it becomes a fork",
+                to.len()
+            )));
+        }
+        if let Some(range) = core.lock().ranges.get(places.1) {
+            range.within(bytes, supply.caps.granule)?;
+        }
+        empty_tail(core, supply, places.1)?;
+        let (mut plan, before) = {
+            let Core { ranges, store, .. } = &mut *core.lock();
+            ranges.plan_fork(&mut store.heap, places, (from, to), bytes)?
+        };
+        let result = supply.run(&mut plan);
+        let Core { ranges, store, .. } = &mut *core.lock();
+        plan.steps.iter().for_each(|step| _ = store.heap.end_step(step));
+        if let Some(range) = ranges.get_mut(places.0) {
+            if result.is_err() {
+                range.shared = before.max(range.end_of_forks(&store.heap.res));
+            }
+            from.set_shared(range.shared);
+        }
+        let Some(range) = ranges.get_mut(places.1) else { return Ok(0) };
+        range.take_pieces(&plan.steps, result.is_ok());
+        range.busy = Busy::No;
+        result.inspect_err(|e| supply.note_failure(e))?;
+        (range.committed, range.shared) = (range.mapped, range.mapped);
+        to.set_shared(range.shared);
+        to.set_len(range.mapped);
+        inner.add_live(range.mapped as i64);
+        Ok(range.mapped)
+    }
+
     /// The place of a growing block in the table.
     pub(crate) fn growing_at(&self, block: &Lease<Buffer>) -> Result<usize> {
         let row = block.header().index();
@@ -178,53 +295,6 @@ impl Allocator {
 }
 
 impl Inner {
-    fn growing(&self, most: u64) -> Result<Lease<Buffer>> {
-        let supply = &self.supply;
-        let bytes = self.most(most)?;
-        let adopted = self.core.lock().ranges.adopt(bytes);
-        if let Some(at) = adopted {
-            return self.issue_growing(at, Row::first_lease);
-        }
-        let (base, chunk) = if supply.caps.vmm && supply.caps.reserve {
-            (supply.backing.reserve(bytes)?, None)
-        } else {
-            let chunk = supply.take_segment(bytes)?;
-            (chunk.addr, Some(chunk))
-        };
-        let at = self.core.lock().ranges.add((base, bytes), (base, bytes), chunk);
-        // SAFETY: just taken for this block, which was not written down.
-        let at = at.inspect_err(|_| _ = unsafe { release_range(supply, base, bytes, chunk) })?;
-        self.issue_growing(at, Row::first_lease)
-    }
-
-    fn growing_parts(&self, count: usize, most: u64) -> Result<Vec<Lease<Buffer>>> {
-        let supply = &self.supply;
-        let bytes = self.most(most)?;
-        if !(supply.caps.vmm && supply.caps.reserve) {
-            return Err(Error::Unsupported(
-                "blocks that grow side by side, without virtual memory; make buffers of the maximum".into(),
-            ));
-        }
-        let all = bytes.checked_mul(count as u64).filter(|&b| b > 0).ok_or_else(|| {
-            Error::invalid(format!("{count} growing blocks of {most} bytes; want 1 or more, and fewer than there are addresses"))
-        })?;
-        let mut parts = Vec::new();
-        host::room(&mut parts, count)?;
-        let base = supply.backing.reserve(all)?;
-        for i in 0..count as u64 {
-            let at = self.core.lock().ranges.add((base + i * bytes, bytes), (base, all), None);
-            // Later the blocks that there are take the reservation along.
-            let first = |_: &Error| {
-                if i == 0 {
-                    // SAFETY: just reserved for these blocks, none of which was written down.
-                    unsafe { release_range(supply, base, all, None) };
-                }
-            };
-            parts.push(self.issue_growing(at.inspect_err(first)?, Row::unlisted_lease)?);
-        }
-        Ok(parts)
-    }
-
     /// The bytes of a new block, in whole granules. What is idle elsewhere goes back first.
     fn most(&self, most: u64) -> Result<u64> {
         self.supply.check_lost()?;

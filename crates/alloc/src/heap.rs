@@ -166,19 +166,6 @@ impl Heap {
         native: u64,
         paged: bool,
     ) -> Result<usize> {
-        let slot = self.add_span_in_use(base, bytes, native, paged)?;
-        self.free(self.spans[slot].first, READY, PackedTimepoint::NEVER);
-        Ok(slot)
-    }
-
-    /// As [`add_span`](Self::add_span), but all of it is one used block.
-    fn add_span_in_use(
-        &mut self,
-        base: u64,
-        bytes: u64,
-        native: u64,
-        paged: bool,
-    ) -> Result<usize> {
         if !base.is_multiple_of(UNIT) {
             let text = format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}");
             return Err(Error::invalid(text));
@@ -233,6 +220,7 @@ impl Heap {
         if paged {
             self.extents[id].holes = units as u32 >> self.res.shift;
         }
+        self.free(id, READY, PackedTimepoint::NEVER);
         Ok(slot)
     }
 

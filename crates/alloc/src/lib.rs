@@ -21,27 +21,25 @@
 //! two. A *free list* is of a stream, or of all. A *piece* is physical memory of some *granules*,
 //! the unit of mapping.
 //!
-//! - leases. Module: `allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`. Purpose:
-//!   rows at stable addresses, the record of each buffer's last uses, drops on any thread.
-//! - parts. Module: `state`, `core`, `supply`, `live`, `reclaimers`. Purpose: what an allocator is
-//!   made of: the state under its lock, the backing with the budget and the trace, and counts.
-//! - thread caches. Module: `thread_cache`, `depot`, `list`. Purpose: just-freed blocks in front of
-//!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
-//! - heap. Module: `store`, `slab`, `heap`, `index`, `extent`. Purpose: slabs up to 64 KiB, first
-//!   fit above, free lists for each stream.
-//! - physical memory. Module: `residency`, `plan`, `budget`. Purpose: which granules are backed,
+//! - Leases (`allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`): rows at stable
+//!   addresses, the record of each buffer's last uses, drops on any thread.
+//! - Parts (`state`, `core`, `supply`, `live`, `reclaimers`): the state under the lock, the backing
+//!   with the budget and the trace, and counts.
+//! - Thread caches (`thread_cache`, `depot`): just-freed blocks in front of the heap's lock, with a
+//!   lock word for each shard (Bonwick's magazines and depot).
+//! - Heap (`store`, `slab`, `heap`, `index`, `extent`): slabs up to 64 KiB, first fit above, free
+//!   lists for each stream.
+//! - Physical memory (`residency`, `old_mappings`, `plan`, `budget`): which granules are backed,
 //!   moving them to where they are needed, the hard budget.
-//! - slow path. Module: `fallback`, `growth`, `trim`, `external`, `oom`. Purpose: what is tried, in
-//!   order, before `OutOfMemory`; taking memory and giving it back.
-//! - growing blocks. Module: `growing`, `ranges`, `fork`, `idle`. Purpose: addresses for a maximum,
-//!   memory for what is used.
-//! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
-//! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
-//!   and comes back at the same addresses.
-//! - graphs. Module: `arena`, [`planner`]. Purpose: symbolic buffers while recording, packed by
-//!   liveness when it stops.
-//! - observers. Module: `checks`, `debug`, `trace`, `ring`, `snapshot`. Purpose: debug checks
-//!   around the allocator, the trace ring, snapshots.
+//! - Slow path (`fallback`, `growth`, `trim`, `oom`): what is tried, in order, before an error;
+//!   taking memory and giving it back.
+//! - Growing blocks (`growing`, `ranges`): addresses for a maximum, memory for what is used.
+//! - The end (`destroy`): an allocator that nobody holds, at once or deferred.
+//! - Suspension (`suspend`): all memory of an allocator goes back to the driver, and comes back at
+//!   the same addresses.
+//! - Graphs (`arena`, `planner`): symbolic buffers while recording, packed by liveness.
+//! - Observers (`checks`, `debug`, `trace`, `snapshot`): checks around the allocator, the trace
+//!   ring, snapshots.
 //!
 //! # The longest way
 //! An allocation that needs new memory has ten steps. Each is one function:
@@ -71,29 +69,26 @@ mod backing;
 mod blocks;
 mod budget;
 mod buffer;
+#[cfg(feature = "check")]
+#[path = "../tests/check/mod.rs"]
+mod check;
 mod checks;
 mod config;
 mod core;
 mod debug;
-mod deferred;
 mod depot;
 mod destroy;
 mod extent;
-mod external;
 mod fallback;
-mod fork;
 mod growing;
 mod growth;
 mod heap;
 mod host;
-mod idle;
 mod imports;
 mod index;
 mod layout;
-mod list;
 mod live;
 mod lock;
-mod lookup;
 #[cfg(all(test, loom))]
 #[path = "../tests/unit/models.rs"]
 mod models;
@@ -101,11 +96,10 @@ mod old_mappings;
 mod oom;
 mod paths;
 mod plan;
-pub mod planner;
+mod planner;
 mod ranges;
 mod reclaimers;
 mod residency;
-mod ring;
 mod rows;
 mod slab;
 mod snapshot;
@@ -131,17 +125,18 @@ pub mod fake;
 pub mod virtual_stream;
 
 pub use allocator::{Allocator, AllocatorCell};
-pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
+pub use arena::{Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;
-pub use budget::SharedBudget;
+pub use budget::Budget;
 pub use buffer::{Buffer, HostKind, SYMBOLIC};
 pub use config::*;
 pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
 pub use imports::Protection;
 pub use layout::*;
-pub use lookup::Holding;
 pub use reclaimers::Reclaimer;
-pub use ring::{EventKind, TraceEvent};
-pub use snapshot::{BlockInfo, BlockState, LeakReport, LiveBuffer, Segment, Snapshot, TagTotal};
+pub use snapshot::{
+    BlockInfo, BlockState, Holding, LeakReport, LiveBuffer, Segment, Snapshot, TagTotal,
+};
 pub use stream::On;
 pub use suspend::SuspendableBacking;
+pub use trace::{EventKind, TraceEvent};

@@ -11,7 +11,7 @@
 //! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
 //! - [`Inner::return_evicted`] (`rows.rs`): the heap, under its lock.
 //! - [`Inner::free_shared_slow`] (`rows.rs`): a block that several timelines may still be using: a
-//!   deferred free ([`deferred`](crate::deferred)).
+//!   deferred free ([`deferred`](crate::table)).
 
 use crate::buffer::{
     ARENA, Buffer, CHECKED, CLASSLESS, EMPTY, FOREIGN, GROWING, IMPORTED, READ_ONLY, Row,
@@ -19,10 +19,10 @@ use crate::buffer::{
 };
 use crate::destroy::release;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
-use crate::list::List;
 use crate::state::{Inner, inner_of};
 use crate::store::Need;
 use crate::stream::On;
+use crate::table::List;
 use crate::thread_cache::{Evicted, Refill};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};

@@ -7,15 +7,15 @@ use leasehold_core::{Error, Result};
 
 /// A temporary: what it needs, and the first and last operation that use it (both included).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Interval {
+pub(crate) struct Interval {
     /// Bytes.
-    pub size: u64,
+    pub(crate) size: u64,
     /// Alignment in bytes, a power of two.
-    pub align: u64,
+    pub(crate) align: u64,
     /// The first operation that uses it.
-    pub first: u32,
+    pub(crate) first: u32,
     /// The last operation that uses it; `u32::MAX` when it outlives the list.
-    pub last: u32,
+    pub(crate) last: u32,
 }
 
 impl Interval {
@@ -24,33 +24,14 @@ impl Interval {
     }
 }
 
-/// Where the packer put the temporaries.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Packing {
-    /// The offset of each interval in bytes, in the order given.
-    pub offsets: Vec<u64>,
-    /// Bytes that all of them need together.
-    pub total: u64,
-    /// The most bytes that live at one operation: no packing is smaller.
-    pub bound: u64,
-}
-
 /// Packs `lifetimes`: the best of three greedy orders (by size, by size times duration, by
 /// beginning), each placing an interval at the lowest offset that is free for as long as it lives.
-///
-/// ```
-/// use leasehold_alloc::planner::{plan, Interval};
-/// let at = |first, last| Interval { size: 1000, align: 256, first, last };
-/// let packed = plan(&[at(0, 1), at(1, 2), at(2, 3)])?;
-/// assert_eq!(packed.offsets[0], packed.offsets[2]);
-/// assert!(packed.total < 3000);
-/// # Ok::<(), leasehold_core::Error>(())
-/// ```
+/// Returns the offset of each in bytes, in the order given, and the bytes that all need together.
 ///
 /// # Errors
 /// `InvalidArgument` for an alignment that is no power of two, an interval that ends before it
 /// begins, or sizes that overflow.
-pub fn plan(lifetimes: &[Interval]) -> Result<Packing> {
+pub(crate) fn plan(lifetimes: &[Interval]) -> Result<(Vec<u64>, u64)> {
     let mut sum = 0u64;
     for (i, l) in lifetimes.iter().enumerate() {
         if !l.align.is_power_of_two() || l.first > l.last {
@@ -63,7 +44,7 @@ pub fn plan(lifetimes: &[Interval]) -> Result<Packing> {
             .ok_or_else(|| Error::invalid(format!("the sizes up to lifetime {i} overflow")))?;
     }
     let bound = bound(lifetimes);
-    let mut best: Option<Packing> = None;
+    let mut best: Option<(Vec<u64>, u64)> = None;
     for order in 0..3 {
         let mut ids: Vec<usize> = (0..lifetimes.len()).collect();
         ids.sort_by_key(|&i| {
@@ -76,18 +57,18 @@ pub fn plan(lifetimes: &[Interval]) -> Result<Packing> {
             };
             (std::cmp::Reverse(key), std::cmp::Reverse(l.size), l.first, i)
         });
-        let packed = place(lifetimes, &ids, bound);
-        if best.as_ref().is_none_or(|b| packed.total < b.total) {
+        let packed = place(lifetimes, &ids);
+        if best.as_ref().is_none_or(|best| packed.1 < best.1) {
             best = Some(packed);
         }
-        if best.as_ref().is_some_and(|b| b.total == bound) {
+        if best.as_ref().is_some_and(|best| best.1 == bound) {
             break;
         }
     }
     Ok(best.unwrap_or_default())
 }
 
-fn place(lifetimes: &[Interval], order: &[usize], bound: u64) -> Packing {
+fn place(lifetimes: &[Interval], order: &[usize]) -> (Vec<u64>, u64) {
     let mut offsets = vec![0u64; lifetimes.len()];
     let mut placed: Vec<usize> = Vec::with_capacity(order.len());
     let mut total = 0;
@@ -114,10 +95,10 @@ fn place(lifetimes: &[Interval], order: &[usize], bound: u64) -> Packing {
         let slot = placed.partition_point(|&j| offsets[j] <= at);
         placed.insert(slot, i);
     }
-    Packing { offsets, total, bound }
+    (offsets, total)
 }
 
-/// The most bytes that live at one operation.
+/// The most bytes that live at one operation: no packing is smaller.
 fn bound(lifetimes: &[Interval]) -> u64 {
     let mut edges: Vec<(u64, i128)> = Vec::with_capacity(lifetimes.len() * 2);
     for l in lifetimes {
@@ -132,3 +113,7 @@ fn bound(lifetimes: &[Interval]) -> u64 {
     }
     u64::try_from(most).unwrap_or(u64::MAX)
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/unit/planner.rs"]
+mod tests;

@@ -339,35 +339,6 @@ impl Ranges {
         (freed, true, last && !broken && bytes > 0)
     }
 
-    /// Checks the growing blocks against the pieces. For tests.
-    pub(crate) fn check(&self, res: &Residency) -> Result<(), String> {
-        let pieces = &res.pieces;
-        let mut seen = vec![0; pieces.len()];
-        for (at, range) in self.0.iter().enumerate() {
-            let Some(range) = range.as_ref().filter(|r| r.busy == Busy::No) else {
-                continue;
-            };
-            let bytes: u64 = range.pieces.iter().map(|&p| res.bytes_of(p)).sum();
-            if range.chunk.is_none() && bytes != range.mapped || range.committed > range.mapped {
-                let (committed, mapped) = (range.committed, range.mapped);
-                return Err(format!("block {at} has {bytes} of {mapped}, uses {committed}"));
-            }
-            let mut end = 0;
-            for &piece in &range.pieces {
-                end += res.bytes_of(piece);
-                seen[piece as usize] += 1;
-                if seen[piece as usize] > 1 + pieces[piece as usize].more {
-                    return Err(format!("piece {piece} is in {} places", seen[piece as usize]));
-                }
-                if pieces[piece as usize].more > 0 && end > range.shared {
-                    return Err(format!("piece {piece} is shared, and block {at} may write it"));
-                }
-                res.check_elsewhere(piece)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Plans the mappings of a fork. The pieces stay until the plan has come back. Also returns how
     /// much of `from` was shared before.
     pub(crate) fn plan_fork(

@@ -7,7 +7,7 @@
 //! lets it; what the driver does not take back is quarantined and stays counted.
 
 use crate::backing::Backing;
-use crate::extent::{Extent, NIL, State};
+use crate::extent::{Extent, NIL};
 use crate::host;
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
@@ -289,53 +289,6 @@ impl Residency {
     pub(crate) fn is_backed(&self, start: u32, end: u32) -> bool {
         let touched = (start >> self.shift) as usize..((end - 1) >> self.shift) as usize + 1;
         self.granules.get(touched).is_some_and(|known| known.iter().all(|g| g.piece != NIL))
-    }
-
-    /// An extent of a paged span agrees with the granules under it.
-    pub(crate) fn check_extent(&self, n: &Extent) -> Result<(), String> {
-        let (from, to) = (n.start.div_ceil(1 << self.shift), n.end() >> self.shift);
-        let whole = if from < to { self.missing(from << self.shift, to << self.shift) } else { 0 };
-        let touched = self.missing(n.start, n.end());
-        match n.state {
-            State::Free if n.holes != whole => {
-                Err(format!("{whole} granules are unbacked in {n:?}"))
-            }
-            State::Free if touched != whole => {
-                Err(format!("an unbacked granule reaches out of {n:?}"))
-            }
-            State::Used | State::Waiting if touched != 0 => {
-                Err(format!("{touched} granules are unbacked in {n:?}"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// A piece of a growing block agrees with that.
-    pub(crate) fn check_elsewhere(&self, id: u32) -> Result<(), String> {
-        let p = &self.pieces[id as usize];
-        let fine = p.at == NIL && matches!(p.state, PieceState::Mapped | PieceState::Lost);
-        if fine { Ok(()) } else { Err(format!("piece {id} of a growing block is {p:?}")) }
-    }
-
-    pub(crate) fn check(&self) -> Result<(), String> {
-        for (id, p) in self.pieces.iter().enumerate() {
-            if matches!(p.state, PieceState::Mapped | PieceState::Lost)
-                && p.at != NIL
-                && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
-            {
-                return Err(format!("piece {id} is not where it says: {p:?}"));
-            }
-        }
-        for (g, granule) in self.granules.iter().enumerate() {
-            if granule.piece != NIL {
-                let p = &self.pieces[granule.piece as usize];
-                if p.state == PieceState::Vacant || p.state == PieceState::Cached {
-                    let (piece, state) = (granule.piece, &p.state);
-                    return Err(format!("granule {g} names piece {piece} which is {state:?}"));
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,21 +1,21 @@
 //! Snapshots: where an allocator's memory is, block by block, with what the trace ring remembers;
-//! and who holds what, by tag.
+//! and who holds what, by tag and by address.
 //!
 //! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody
 //! drops a lease meanwhile; a block whose last lease is being dropped, or that lies in a thread
 //! cache, is *cached*.
 
 use crate::allocator::Allocator;
-use crate::buffer::{IMPORTED, REGION};
+use crate::buffer::{ARENA, IMPORTED, REGION};
 use crate::config::AllocStats;
 use crate::core::Core;
 use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::ranges::Range;
-use crate::ring::TraceEvent;
 use crate::state::Inner;
 use crate::store::Placement;
+use crate::trace::TraceEvent;
 use crate::trace::id_of;
 use leasehold_core::{Name, PackedTimepoint, ShownTag, Text, TimelineId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -179,6 +179,21 @@ impl fmt::Display for LeakReport {
     }
 }
 
+/// A live buffer that holds a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holding {
+    /// Its row in the block table: a good hint for the next question about the same address.
+    pub row: u32,
+    /// Its first byte.
+    pub addr: u64,
+    /// Its length in bytes, as asked for.
+    pub len: u64,
+    /// The native object that spans it, or 0.
+    pub native: u64,
+    /// Its tag, by which reports and snapshots name it.
+    pub tag: u32,
+}
+
 impl Allocator {
     /// Where the memory is, block by block, and the newest events. Takes the lock for a walk over
     /// the tables; makes no driver call.
@@ -223,6 +238,30 @@ impl Allocator {
         });
         buffers.sort_by_key(|b| (std::cmp::Reverse(b.len), b.addr));
         LeakReport { buffers }
+    }
+
+    /// The live buffer that holds all of `[addr, addr + bytes)`, imported ones included, members of
+    /// graphs not. The row `hint` is looked at first, then every row there is. Any thread; takes no
+    /// lock, allocates nothing.
+    #[must_use]
+    pub fn holding(&self, addr: u64, bytes: u64, hint: u32) -> Option<Holding> {
+        let table = &self.inner().table;
+        let end = addr.checked_add(bytes)?;
+        let fits = |row: u32| {
+            let r = table.get(row)?;
+            if r.header.strong() == 0 || r.buffer.flags() & ARENA != 0 {
+                return None;
+            }
+            let (at, len) = (r.buffer.addr(), r.buffer.len());
+            (at <= addr && end <= at.saturating_add(len) && len != 0).then(|| Holding {
+                row,
+                addr: at,
+                len,
+                native: r.buffer.native(),
+                tag: r.buffer.tag(),
+            })
+        };
+        fits(hint).or_else(|| (0..table.len()).find_map(fits))
     }
 }
 
@@ -445,3 +484,7 @@ impl Facts<'_> {
         Segment { addr, bytes, paged: false, blocks }
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/lookup.rs"]
+mod tests;

@@ -230,9 +230,4 @@ impl Store {
         let (ready, pending) = self.heap.free_units_now();
         (ready << UNIT_SHIFT, pending << UNIT_SHIFT)
     }
-
-    pub(crate) fn check(&self) -> Result<(), String> {
-        self.heap.check()?;
-        self.slabs.check(&self.heap)
-    }
 }

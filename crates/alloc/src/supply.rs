@@ -7,8 +7,8 @@
 use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::budget::Budget;
 use crate::residency::{Plan, Step};
-use crate::ring::EventKind;
 use crate::stream::On;
+use crate::trace::EventKind;
 use crate::trace::Trace;
 use leasehold_core::sync::OnceLock;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};

@@ -11,7 +11,7 @@
 //! them.
 
 use crate::backing::{Backing, BackingCaps, Chunk};
-use crate::budget::{Budget, SharedBudget};
+use crate::budget::Budget;
 use leasehold_core::sync::{Arc, RwLock, RwLockReadGuard};
 use leasehold_core::{Error, Result};
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ impl State {
 
 struct Shared {
     backing: Box<dyn Backing>,
-    budget: Option<SharedBudget>,
+    budget: Option<Arc<Budget>>,
     /// Calls of the allocator share it; a change of the table, a suspension and a resumption take
     /// it alone, across the driver's calls. No caller holds another lock of this crate.
     state: RwLock<State>,
@@ -105,7 +105,7 @@ impl SuspendableBacking {
     ///
     /// # Errors
     /// `Unsupported` for a backing whose addresses and memory are not separate.
-    pub fn new(backing: Box<dyn Backing>, budget: Option<SharedBudget>) -> Result<Self> {
+    pub fn new(backing: Box<dyn Backing>, budget: Option<Arc<Budget>>) -> Result<Self> {
         let caps = backing.caps();
         if !caps.vmm || !caps.reserve {
             return Err(Error::Unsupported(
@@ -113,10 +113,6 @@ impl SuspendableBacking {
             ));
         }
         Ok(Self(Arc::new(Shared { backing, budget, state: RwLock::default() })))
-    }
-
-    fn budget(&self) -> Option<&Budget> {
-        self.0.budget.as_ref().map(SharedBudget::budget)
     }
 
     /// Whether the allocator over this backing has addresses. One that found none when it was made
@@ -176,7 +172,7 @@ impl SuspendableBacking {
             }
             Ok(())
         });
-        if let Some(budget) = self.budget() {
+        if let Some(budget) = &self.0.budget {
             budget.give_back(freed);
         }
         state.suspended = true;
@@ -223,7 +219,7 @@ impl SuspendableBacking {
         }
         let lacks = |p: &&Piece| p.handle.is_none();
         let bytes = state.pieces.values().filter(lacks).map(|p| p.bytes).sum();
-        if let Some(budget) = self.budget() {
+        if let Some(budget) = &self.0.budget {
             if !budget.take(bytes) {
                 return Err(budget.refusal(bytes));
             }
@@ -243,7 +239,7 @@ impl SuspendableBacking {
                         kept += piece.bytes;
                     }
                 }
-                if let Some(budget) = self.budget() {
+                if let Some(budget) = &self.0.budget {
                     budget.give_back(bytes - kept);
                 }
             }
@@ -357,7 +353,7 @@ unsafe impl Backing for SuspendableBacking {
             Some(handle) => unsafe { self.0.backing.destroy(handle, bytes) },
             None => {
                 // The allocator gives the bytes back to the budget once more.
-                if let Some(budget) = self.budget() {
+                if let Some(budget) = &self.0.budget {
                     budget.count(bytes);
                 }
                 Ok(())

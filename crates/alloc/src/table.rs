@@ -1,11 +1,11 @@
-//! The block table: rows at stable addresses, found by index without a lock.
+//! The block table: rows at stable addresses, found by index without a lock. And lists of rows
+//! that nobody holds.
 //!
-//! Rows lie in chunks that never move. Rows that nobody uses form lists through their headers,
-//! which the allocator's lock guards.
+//! Rows lie in chunks that never move. A list needs no memory of its own: it links rows through
+//! their headers. Its owner alone reads and writes the links.
 
 use crate::buffer::{ARENA, CLASSLESS, EMPTY, KIND_MASK, Row};
 use crate::layout::NO_CLASS;
-use crate::list::{link, set_link};
 use crate::store::Block;
 use leasehold_core::chunks::{Chunks, next_first_generation};
 use leasehold_core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -249,6 +249,99 @@ impl Table {
 #[cold]
 fn lost() -> Error {
     Error::state("the block table's list of rows is damaged")
+}
+
+/// Rows on their way to the heap.
+pub(crate) struct List(*const Row);
+
+impl List {
+    pub(crate) const EMPTY: List = List(ptr::null());
+
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The next row of the list.
+    ///
+    /// # Safety
+    /// - The table whose rows these are is alive for `'a`.
+    pub(crate) unsafe fn pop<'a>(&mut self) -> Option<&'a Row> {
+        // SAFETY: the list is empty or begins with a row that was pushed, whose table the caller
+        // keeps alive for `'a`.
+        let row = unsafe { self.0.as_ref() }?;
+        self.0 = link(row);
+        Some(row)
+    }
+
+    pub(crate) fn push(&mut self, row: &Row) {
+        set_link(row, self.0);
+        self.0 = row;
+    }
+}
+
+/// The row after this one.
+#[inline]
+pub(crate) fn link(row: &Row) -> *const Row {
+    ptr::with_exposed_provenance(row.header.user.load(Ordering::Relaxed) as usize)
+}
+
+#[inline]
+pub(crate) fn set_link(row: &Row, to: *const Row) {
+    row.header.user.store(to.expose_provenance() as u64, Ordering::Relaxed);
+}
+
+/// Deferred frees: a list of rows that are freed but still in use by a stream.
+///
+/// Several streams may still be using such a row's block, or one stream what the row keeps alive.
+/// The row stays as it was, with the record of its uses. So a free needs no host memory, however
+/// many streams used the block. The allocator's lock guards the list. PyTorch's caching allocator
+/// keeps events for this; here the record takes their place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deferred {
+    first: u32,
+    pub(crate) last: u32,
+}
+
+/// No row.
+const NONE: u32 = u32::MAX;
+
+impl Deferred {
+    pub(crate) const NONE: Deferred = Deferred { first: NONE, last: NONE };
+
+    #[inline]
+    pub(crate) fn any(self) -> bool {
+        self.first != NONE
+    }
+
+    /// Puts a row at the end.
+    pub(crate) fn append(&mut self, table: &Table, row: &Row) {
+        row.header.next.store(NONE, Ordering::Relaxed);
+        let last = std::mem::replace(&mut self.last, row.header.index());
+        match table.get(last) {
+            Some(last) => last.header.next.store(row.header.index(), Ordering::Relaxed),
+            None => self.first = row.header.index(),
+        }
+    }
+
+    /// Takes the first row out.
+    pub(crate) fn take<'a>(&mut self, table: &'a Table) -> Option<&'a Row> {
+        let row = table.get(self.first)?;
+        self.first = row.header.next.load(Ordering::Relaxed);
+        if self.first == NONE {
+            self.last = NONE;
+        }
+        Some(row)
+    }
+
+    /// Calls `f` with every row.
+    pub(crate) fn each(self, table: &Table, mut f: impl FnMut(&Row)) {
+        let mut at = self.first;
+        while let Some(row) = table.get(at) {
+            at = row.header.next.load(Ordering::Relaxed);
+            f(row);
+        }
+    }
 }
 
 #[cfg(test)]

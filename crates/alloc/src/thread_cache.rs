@@ -45,7 +45,7 @@
 use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::SLAB_MAX;
-use crate::list::List;
+use crate::table::List;
 use leasehold_core::TimelineId;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};

@@ -9,7 +9,7 @@ use crate::source::{Source, Sources};
 use crate::status::no_memory;
 use leasehold::share::SharedBlock;
 use leasehold::{Buffer, Context, Error, Lease, PoolKind, Protection, Result, Runtime};
-use leasehold_alloc::{AllocStats, BlockInfo, Policy, SharedBudget, Snapshot};
+use leasehold_alloc::{AllocStats, BlockInfo, Budget, Policy, Snapshot};
 use leasehold_core::Name;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
@@ -87,7 +87,7 @@ impl Counters {
 pub(crate) struct Device {
     pub(crate) runtime: Runtime,
     pub(crate) sources: Sources,
-    pub(crate) budget: SharedBudget,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) counters: Counters,
     trace_events: usize,
     main: Arc<Pool>,
@@ -146,7 +146,7 @@ impl Device {
     pub(crate) fn open(context: &Context, name: &str, settings: Settings) -> Result<Self> {
         let runtime = context.runtime(context.device_id(name)?)?;
         let sources = Sources::new(&runtime)?;
-        let budget = SharedBudget::new(settings.budget);
+        let budget = Arc::new(Budget::new(settings.budget));
         let main = PoolSettings {
             name: "memory".to_owned(),
             policy: settings.policy,

@@ -10,7 +10,7 @@ use crate::registry::unknown;
 use crate::source::Sources;
 use leasehold::pool::PoolMemory;
 use leasehold::{Buffer, Error, Lease, PoolKind, Result, Runtime};
-use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget};
+use leasehold_alloc::{Allocator, AllocatorConfig, Budget, Layout, On, Policy};
 use leasehold_core::sync::{Arc, RwLock};
 use leasehold_hal::{MemoryKind, SharedSegment};
 
@@ -59,7 +59,7 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn new(
         runtime: &Runtime,
-        budget: &SharedBudget,
+        budget: &Arc<Budget>,
         settings: PoolSettings,
     ) -> Result<Self> {
         let config = AllocatorConfig {

@@ -274,7 +274,7 @@ impl Comm {
                 Ok(id) => format!("{}\n{}", ops.name(), hex(id)),
                 Err(e) => format!("\n{e}"),
             };
-            members.tell("id", said.as_bytes())?;
+            members.publish("id", said.as_bytes())?;
             id?
         } else {
             let said = members.hear("id", 0, &what)?;
@@ -383,7 +383,7 @@ impl Comm {
         let number = members.next_derived();
         let subject = format!("split/{number}");
         let shown = color.map_or("-".to_owned(), |c| c.to_string());
-        members.tell(&subject, format!("{shown} {key}").as_bytes())?;
+        members.publish(&subject, format!("{shown} {key}").as_bytes())?;
         let what = format!("it has not split {}", members.name);
         let mut chosen = Vec::new();
         for rank in 0..members.size() {
@@ -599,7 +599,7 @@ impl Comm {
         let calls = || std::iter::zip(planned, entered).map(|(p, e)| (&p.signature, e));
         for (signature, Entered { class, seq }) in calls() {
             let text = List::of([signature]).text(usize::MAX);
-            members.tell(&format!("each/{class}/{seq}"), text.as_bytes())?;
+            members.publish(&format!("each/{class}/{seq}"), text.as_bytes())?;
         }
         for (signature, Entered { class, seq }) in calls() {
             let own = List::of([signature]);
@@ -626,7 +626,7 @@ impl Comm {
             if entered[..i].iter().all(|before| before.class != *class) {
                 let oldest = told.insert(*class, *seq).unwrap_or_default();
                 (oldest..*seq)
-                    .try_for_each(|seq| members.untell(&format!("each/{class}/{seq}")))?;
+                    .try_for_each(|seq| members.revoke(&format!("each/{class}/{seq}")))?;
             }
         }
         Ok(())

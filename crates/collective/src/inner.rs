@@ -115,7 +115,7 @@ enum Reason {
     /// The hash of the calls is another than the next rank's. The text says so.
     Hash(String),
     /// Another rank exchanges lists.
-    Told,
+    Notified,
 }
 
 /// A call that others are late for.
@@ -130,8 +130,8 @@ struct Late {
 
 /// Whom a failure concerns.
 enum Others {
-    /// The other ranks are told.
-    Told,
+    /// The other ranks are notified.
+    Notify,
     /// They know, or find it themselves.
     Know,
 }
@@ -142,7 +142,7 @@ impl Others {
         match cause {
             Error::Timeout(_) | Error::PeerLost { .. } | Error::Mismatch(_) => Self::Know,
             // A failure of this rank alone: the others would wait for it.
-            _ => Self::Told,
+            _ => Self::Notify,
         }
     }
 }
@@ -246,13 +246,13 @@ impl Core {
     fn tell_end(&self, cause: &Error, others: Others) {
         let (members, world) = (&self.members, &self.members.world);
         // A store that fails is the watchdog's affair.
-        let _ = members.tell("ended", b"");
-        if let Others::Told = others {
+        let _ = members.publish("ended", b"");
+        if let Others::Notify = others {
             let (rank, text) = match cause {
                 Error::PeerLost { rank, why } => (*rank, why.to_string()),
                 cause => (members.rank, format!("it has aborted the communicator: {cause}")),
             };
-            let _ = watchdog::tell(&*world.0, "ended", &members.key, rank, &text);
+            let _ = watchdog::notify(&*world.0, "ended", &members.key, rank, &text);
         }
         let until = Instant::now() + HEARD;
         for rank in members.others() {
@@ -273,7 +273,7 @@ impl Core {
     /// # Errors
     /// `Timeout` if the library does not come back.
     pub(crate) fn abort(&self, cause: Error) -> Result<()> {
-        let (_, done) = self.end(cause, Others::Told);
+        let (_, done) = self.end(cause, Others::Notify);
         self.wait_until_over(&done)
     }
 
@@ -354,7 +354,7 @@ impl Core {
         }
         // A store that fails is the watchdog's affair.
         if count != looked.compared
-            && members.tell("rolled", format!("{count} {hash:x}").as_bytes()).is_ok()
+            && members.publish("rolled", format!("{count} {hash:x}").as_bytes()).is_ok()
         {
             looked.compared = count;
         }
@@ -366,7 +366,7 @@ impl Core {
         };
         let ours = self.log.lock().rolled_at(theirs);
         if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.differs {
-            let _ = watchdog::tell(&*members.world.0, "differ", &members.key, members.rank, "");
+            let _ = watchdog::notify(&*members.world.0, "differ", &members.key, members.rank, "");
             looked.differs = self.look_closer(Reason::Hash(format!(
                 "{}: the first {theirs} calls of ranks {} and {next} differ, and the first one that does is not kept any more; compare each call (Check::Each) to find it",
                 members.name, members.rank
@@ -382,14 +382,14 @@ impl Core {
             let late = matches!(reason, Reason::Late(_));
             let found = match reason {
                 Reason::Late(late) => me.why_late(late),
-                Reason::Hash(_) | Reason::Told => {
+                Reason::Hash(_) | Reason::Notified => {
                     let exchange = || {
                         let list = me.log.lock().list();
                         me.members.exchange(&list, TELL, true)
                     };
                     let (mut found, until) = (exchange(), Instant::now() + TELL);
                     // This rank may have yet to come to the call that differs.
-                    while matches!(reason, Reason::Told)
+                    while matches!(reason, Reason::Notified)
                         && found.is_none()
                         && me.ended().is_none()
                         && Instant::now() < until
@@ -400,7 +400,7 @@ impl Core {
                     match (found, reason) {
                         (Some(found), _) => Some((found, Others::Know)),
                         (None, Reason::Hash(differs)) => {
-                            Some((Error::state(differs), Others::Told))
+                            Some((Error::state(differs), Others::Notify))
                         }
                         _ => None,
                     }
@@ -425,7 +425,7 @@ impl Core {
                 let report = watchdog::report(&*members.world.0, last.max(ANSWER));
                 let report = report.unwrap_or_else(|e| format!("no report: {e}"));
                 let text = format!("{text}\n{}", report.trim_end());
-                (timeout(text), Others::Told)
+                (timeout(text), Others::Notify)
             }
         };
         thread::sleep(left(until + OWN));
@@ -580,7 +580,7 @@ impl Watched for Core {
             "differ" if number != self.members.rank => {
                 let mut looked = self.looked.lock();
                 if !looked.differs {
-                    looked.differs = self.look_closer(Reason::Told);
+                    looked.differs = self.look_closer(Reason::Notified);
                 }
             }
             _ => {}

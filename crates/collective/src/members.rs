@@ -48,13 +48,13 @@ impl Members {
         (0..self.size()).filter(|&rank| rank != self.rank)
     }
 
-    /// Sets what this rank tells the others about a subject.
-    pub(crate) fn tell(&self, subject: &str, value: &[u8]) -> Result<()> {
+    /// Publishes what this rank says of a subject to the others.
+    pub(crate) fn publish(&self, subject: &str, value: &[u8]) -> Result<()> {
         self.world.0.store.set(&format!("{}/{subject}/{}", self.key, self.rank), value)
     }
 
-    /// Removes it again.
-    pub(crate) fn untell(&self, subject: &str) -> Result<()> {
+    /// Revokes it.
+    pub(crate) fn revoke(&self, subject: &str) -> Result<()> {
         self.world.0.store.remove(&format!("{}/{subject}/{}", self.key, self.rank))
     }
 
@@ -136,8 +136,8 @@ impl Members {
     pub(crate) fn begin_comparison(&self, list: &List) -> Result<Comparison<'_>> {
         let number = self.stops.fetch_add(1, Ordering::Relaxed);
         let subject = format!("stop/{number}");
-        self.tell(&format!("{subject}/list"), list.text(LONGEST_VALUE).as_bytes())?;
-        self.tell(&subject, list.summary().as_bytes())?;
+        self.publish(&format!("{subject}/list"), list.text(LONGEST_VALUE).as_bytes())?;
+        self.publish(&subject, list.summary().as_bytes())?;
         Ok(Comparison { members: self, number })
     }
 
@@ -147,7 +147,7 @@ impl Members {
     pub(crate) fn exchange(&self, list: &List, limit: Duration, both: bool) -> Option<Error> {
         let until = Instant::now().checked_add(limit);
         let subject = if both { "so-far" } else { "limit" };
-        self.tell(subject, list.text(LONGEST_VALUE).as_bytes()).ok()?;
+        self.publish(subject, list.text(LONGEST_VALUE).as_bytes()).ok()?;
         self.others().find_map(|rank| {
             let theirs =
                 self.hear_within(subject, rank, "it tells nothing", left(until), || None).ok()?;
@@ -202,8 +202,8 @@ impl Comparison<'_> {
         }
         // A rank that has heard all of this comparison has no use for the one before.
         if let Some(before) = number.checked_sub(1) {
-            members.untell(&format!("stop/{before}"))?;
-            members.untell(&format!("stop/{before}/list"))?;
+            members.revoke(&format!("stop/{before}"))?;
+            members.revoke(&format!("stop/{before}/list"))?;
         }
         Ok(())
     }

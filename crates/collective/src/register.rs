@@ -68,7 +68,7 @@ impl Comm {
         let (members, subject) = (&core.members, format!("register/{number}"));
         // A rank that refuses its own pool says so, and the others do not wait for it.
         let own = foreign.as_ref().map_or_else(|| sizes.clone(), |why| format!("{REFUSED}{why}"));
-        members.tell(&subject, own.as_bytes())?;
+        members.publish(&subject, own.as_bytes())?;
         if let Some(why) = foreign {
             return Err(Error::invalid(why));
         }

@@ -126,11 +126,11 @@ impl Watchdog {
     }
 }
 
-/// Tells all ranks something about a thing of a name.
+/// Notifies all ranks of something about a thing of a name.
 ///
 /// # Errors
 /// The store's own.
-pub(crate) fn tell(
+pub(crate) fn notify(
     world: &dyn Watching,
     word: &str,
     name: &str,
@@ -151,7 +151,7 @@ pub(crate) fn report(world: &dyn Watching, limit: Duration) -> Result<String> {
     let (rank, size) = world.place();
     let store = world.store();
     let number = store.add("reports", 1)?;
-    tell(world, "report", "-", u32::try_from(number).unwrap_or_default(), "")?;
+    notify(world, "report", "-", u32::try_from(number).unwrap_or_default(), "")?;
     let until = Instant::now().checked_add(limit);
     let mut text = String::new();
     for other in 0..size {
@@ -256,7 +256,7 @@ impl Looker {
         };
         match self.cycles.look(now, rank, standing, record, load)? {
             Some(Cycle { keys, text }) => {
-                keys.iter().try_for_each(|key| tell(world, "cycle", key, rank, &text))
+                keys.iter().try_for_each(|key| notify(world, "cycle", key, rank, &text))
             }
             None => Ok(()),
         }
@@ -273,7 +273,7 @@ impl Looker {
                 false => "its process has ended, or its thread has panicked",
             };
             self.lose(next, in_order, why);
-            tell(world, if in_order { "left" } else { "gone" }, "-", next, why)?;
+            notify(world, if in_order { "left" } else { "gone" }, "-", next, why)?;
         }
         Ok(())
     }

@@ -252,7 +252,7 @@ impl StopCheck for WindowCheck {
             let subject = format!("windows/{number}");
             let text: Vec<&str> = own.iter().map(|call| call.text.as_str()).collect();
             let said = summary(&text);
-            core.members.tell(&subject, said.as_bytes())?;
+            core.members.publish(&subject, said.as_bytes())?;
             begun.push((subject, said));
         }
         for ((core, own), (subject, ours)) in std::iter::zip(&all, &begun) {

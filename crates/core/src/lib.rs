@@ -33,8 +33,6 @@
 //! # Contracts
 #![doc = include_str!("contracts.md")]
 
-#[cfg(feature = "bench")]
-pub mod bench;
 #[doc(hidden)]
 pub mod chunks;
 mod copy;

@@ -32,8 +32,6 @@
 pub mod allocator;
 #[cfg(not(loom))]
 pub mod backend;
-#[cfg(all(feature = "bench", not(loom)))]
-pub mod bench;
 #[cfg(not(loom))]
 pub mod config;
 pub mod driver;

@@ -21,10 +21,10 @@
 //! ```
 
 pub use leasehold_alloc::{
-    Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Bindings, BlockInfo, BlockState,
-    Buffer, Chunk, DebugAids, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard,
-    Layout, LeakReport, Lifetime, LiveBuffer, On, Protection, Reclaimer, SYMBOLIC, Segment,
-    Snapshot, TagTotal,
+    Allocator, AllocatorConfig, Backing, BackingCaps, Bindings, BlockInfo, BlockState, Buffer,
+    Chunk, DebugAids, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard, Layout,
+    LeakReport, Lifetime, LiveBuffer, On, Protection, Reclaimer, SYMBOLIC, Segment, Snapshot,
+    TagTotal,
 };
 pub use leasehold_core::{
     AcquireError, Budgeted, CommandQueueHandle, ContextHandle, DeviceHandle, FenceHandle,

@@ -30,7 +30,7 @@ mod words;
 
 use crate::array::{Array, ArrayView};
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Stream, StreamCore};
+use crate::stream::{Stream, StreamInner};
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::{Allocator, Buffer};
 use leasehold_core::sync::{Arc, Mutex};
@@ -475,7 +475,7 @@ impl<T> Growing<T> {
 }
 
 impl Shared {
-    fn core<'s>(&self, stream: &'s Stream) -> Result<&'s StreamCore> {
+    fn core<'s>(&self, stream: &'s Stream) -> Result<&'s StreamInner> {
         core_of(stream, &self.runtime)
     }
 
@@ -517,7 +517,7 @@ impl Shared {
     }
 
     /// Gives another buffer of one part, of length 0, the whole granules of the first `bytes`.
-    fn fork(&self, core: &StreamCore, to: &Self, bytes: u64) -> Result<()> {
+    fn fork(&self, core: &StreamInner, to: &Self, bytes: u64) -> Result<()> {
         let (mut turn, mut own) = (self.turn.lock(), to.turn.lock());
         [&mut turn, &mut own].into_iter().for_each(|turn| turn.resize(1, 0));
         // SAFETY: work that writes what is shared was submitted before, and the fork comes after
@@ -554,7 +554,7 @@ impl Shared {
     /// Makes parts longer by what `grow` does. `false`: it did not, and all are as they were.
     fn commit(
         &self,
-        core: &StreamCore,
+        core: &StreamInner,
         parts: Range<usize>,
         bytes: u64,
         grow: &dyn Fn(&Allocator, &Lease<Buffer>) -> Result<bool>,
@@ -596,7 +596,7 @@ impl Shared {
     }
 
     /// Makes parts as short as they are to be. `limits`: writes that first.
-    fn shorten(&self, core: &StreamCore, parts: &[(u64, u64)], limits: bool) -> Result<()> {
+    fn shorten(&self, core: &StreamInner, parts: &[(u64, u64)], limits: bool) -> Result<()> {
         let words = self.words(if limits { parts } else { &[] });
         // A pool's state is locked before a record, as by a suspension.
         self.source(&mut |memory| {

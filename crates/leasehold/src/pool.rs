@@ -6,7 +6,7 @@
 //! holds the buffer and its last use is over.
 //!
 //! A suspension takes four steps. It locks the records of all buffers, as a submission does
-//! (`stream/away.rs`), so no work with them begins from then on. It waits for the
+//! (`stream/suspended.rs`), so no work with them begins from then on. It waits for the
 //! uses that the records have. It makes sure that each block of the pool is under a buffer that it
 //! has locked: one that a holder has exclusively could be used later without a look at its record's
 //! lock. Then the memory goes. The records stay locked, and the pool keeps the buffers, until the
@@ -25,7 +25,7 @@ use crate::runtime::{Runtime, RuntimeInner, pending};
 use crate::share::{Export, SharedBlock};
 use crate::stream::{PoolTurn, in_submission, is_suspended};
 use crate::view::BufferView;
-use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Protection, SharedBudget};
+use leasehold_alloc::{Allocator, AllocatorConfig, Budget, Buffer, Layout, On, Protection};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use leasehold_core::{Error, Lease, Result, WeakLease};
 use leasehold_hal::SharedSegment;
@@ -113,7 +113,7 @@ struct Inner {
     /// A suspendable pool's.
     turn: Option<Arc<PoolTurn>>,
     allocator: Allocator,
-    budget: SharedBudget,
+    budget: Arc<Budget>,
     runtime: Arc<RuntimeInner>,
 }
 
@@ -202,7 +202,7 @@ impl Pool {
     /// # Errors
     /// As [`PoolMemory::new`]; `OutOfMemory` without timelines for a suspendable pool.
     pub fn new(runtime: &Runtime, name: &str, kind: PoolKind) -> Result<Self> {
-        let budget = SharedBudget::new(u64::MAX);
+        let budget = Arc::new(Budget::new(u64::MAX));
         let config = AllocatorConfig {
             name: format!("{} {name}", runtime.device()).into(),
             shared_budget: Some(budget.clone()),

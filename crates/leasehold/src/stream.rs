@@ -21,21 +21,21 @@
 //! A stream of a recording looks like the stream that it was begun on, and never touches it: its
 //! operations are noted in the recording. What cannot be noted asks for `Stream::live`.
 
-mod away;
+mod callback_depth;
 mod core;
-mod inside;
 mod records;
 mod submit_lock;
+mod suspended;
 
-pub(crate) use self::core::StreamCore;
-pub(crate) use away::{
-    PoolTurn, check as check_present, check_all as check_all_present, is_suspended,
-};
-pub(crate) use inside::{Inside, in_host_call};
+pub(crate) use self::core::StreamInner;
+pub(crate) use callback_depth::{InCallback, in_host_call};
 pub(crate) use records::{
     Locked, Use, add_wait, check_end, check_own, in_submission, need, push_waits,
 };
 pub(crate) use submit_lock::{Scratch, Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
+pub(crate) use suspended::{
+    PoolTurn, check as check_present, check_all as check_all_present, is_suspended,
+};
 
 use crate::graph::Recording;
 use crate::runtime::RuntimeInner;
@@ -82,7 +82,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone)]
 pub struct Stream {
     /// The stream itself; of a recording's stream, the one that it stands for.
-    live: Arc<StreamCore>,
+    live: Arc<StreamInner>,
     recording: Option<Arc<Recording>>,
     pub(crate) runtime: Arc<RuntimeInner>,
 }
@@ -90,7 +90,7 @@ pub struct Stream {
 impl Stream {
     /// A stream of a runtime, or of a recording on it.
     pub(crate) fn new(
-        live: Arc<StreamCore>,
+        live: Arc<StreamInner>,
         recording: Option<Arc<Recording>>,
         runtime: Arc<RuntimeInner>,
     ) -> Self {
@@ -102,14 +102,14 @@ impl Stream {
     /// # Errors
     /// `Recording` with this rule for a stream of a recording.
     #[inline]
-    pub(crate) fn live(&self, rule: &'static str) -> Result<&Arc<StreamCore>> {
+    pub(crate) fn live(&self, rule: &'static str) -> Result<&Arc<StreamInner>> {
         if self.recording.is_some() { Err(Error::recording(rule)) } else { Ok(&self.live) }
     }
 
     /// The stream itself, or the one that a recording's stream stands for: for what changes
     /// nothing, and where it is known that the stream does not record.
     #[inline]
-    pub(crate) fn under(&self) -> &Arc<StreamCore> {
+    pub(crate) fn under(&self) -> &Arc<StreamInner> {
         &self.live
     }
 
@@ -370,7 +370,7 @@ impl Stream {
     pub(crate) unsafe fn submit_ordered(
         &self,
         operands: &[Operand<'_>],
-        submit: impl FnOnce(&StreamCore, &mut Scratch) -> Result<u64>,
+        submit: impl FnOnce(&StreamInner, &mut Scratch) -> Result<u64>,
     ) -> Result<Timepoint> {
         self.runtime.refuse_symbolic(operands)?;
         let core = &*self.live;

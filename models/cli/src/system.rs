@@ -2,7 +2,7 @@
 //!
 //! This module must not know what the commands do.
 
-use crate::commands::memory::Wishes;
+use crate::commands::memory::AllocatorOptions;
 use crate::failure::Failure;
 use leasehold::backend::Backend;
 use leasehold::cpu::{CpuBackend, CpuConfig};
@@ -22,13 +22,13 @@ pub struct Request {
     pub threads: Option<usize>,
     /// Devices that are used, from `device` on.
     pub devices: u32,
-    pub memory: Wishes,
+    pub memory: AllocatorOptions,
 }
 
 impl Request {
     /// A device with default settings.
     pub fn new(device: DeviceId, threads: Option<usize>) -> Self {
-        Self { device, threads, devices: 1, memory: Wishes::default() }
+        Self { device, threads, devices: 1, memory: AllocatorOptions::default() }
     }
 }
 
@@ -162,7 +162,7 @@ pub fn check_aids(request: &Request) -> Result<(), Failure> {
 /// The backend of the request; `None` if this build does not have it.
 fn backend(request: &Request) -> Result<Option<Arc<dyn Backend>>, Failure> {
     check_aids(request)?;
-    let Wishes { debug, trace_events } = request.memory;
+    let AllocatorOptions { debug, trace_events } = request.memory;
     Ok(Some(match request.device.backend {
         BackendKind::Cpu => {
             let config = request.threads.map_or_else(CpuConfig::default, CpuConfig::threads);

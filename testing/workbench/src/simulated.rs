@@ -7,7 +7,7 @@
 
 use leasehold::backend::Backend;
 use leasehold::{BackendKind, Context, DeviceId};
-use leasehold_cli::commands::memory::Wishes;
+use leasehold_cli::commands::memory::AllocatorOptions;
 use leasehold_cli::failure::Failure;
 use leasehold_cli::system::{Request, Simulation, System, check_aids};
 use leasehold_collective::CollectiveOps;
@@ -29,7 +29,7 @@ pub(crate) fn open(request: &Request, seed: u64) -> Result<System, Failure> {
     let (backend, monitor, library): (Arc<dyn Backend>, Monitor, _) = match device.backend {
         #[cfg(feature = "cuda")]
         BackendKind::Cuda => {
-            let Wishes { debug, trace_events } = request.memory;
+            let AllocatorOptions { debug, trace_events } = request.memory;
             let config = leasehold_cuda::CudaConfig::default();
             let config = config.debug(debug).trace_events(trace_events);
             let (backend, driver) = cuda(machine(operators()?), config)?;
@@ -38,7 +38,7 @@ pub(crate) fn open(request: &Request, seed: u64) -> Result<System, Failure> {
         }
         #[cfg(feature = "mps")]
         BackendKind::Mps => {
-            let Wishes { debug, trace_events } = request.memory;
+            let AllocatorOptions { debug, trace_events } = request.memory;
             let config = leasehold_mps::MpsConfig::default();
             let config = config.debug(debug).trace_events(trace_events);
             let (backend, driver) = mps(machine(metal_operators()?), config)?;
@@ -71,14 +71,14 @@ fn races(machine: &Monitor) -> Result<(), Failure> {
 }
 
 /// Refuses settings that a plain simulated device would ignore.
-pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
-    if wishes.debug.any() {
-        let aids = wishes.debug;
+pub(crate) fn unaided(device: DeviceId, options: AllocatorOptions) -> Result<(), Failure> {
+    if options.debug.any() {
+        let aids = options.debug;
         return Err(Failure::misuse(format!(
             "memory debug aids ({aids}): {device} has none; cuda:0 --sim has"
         )));
     }
-    if wishes.trace_events > 0 {
+    if options.trace_events > 0 {
         return Err(Failure::misuse(format!(
             "{device} records no memory trace or snapshot; cuda:0 --sim does"
         )));

@@ -2,8 +2,7 @@
 //!
 //! The protocol is [`checks`](super)'s.
 
-use super::held::release;
-use super::{Block, DebugChecks, Side, Source, SweepScope};
+use super::{Block, DebugChecks, Side, Source, SweepScope, release};
 use crate::backing::Chunk;
 use crate::buffer::{Buffer, CHECKED, Row};
 use crate::debug::{POISON_FRESH, RED_ZONE};

@@ -1,9 +1,9 @@
-//! Reports on the heap's contents, and the check of its consistency. Both change nothing.
+//! Reports on the heap's contents. They change nothing.
 
 use super::{FreeList, Heap, ahead};
 use crate::extent::{Cold, Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
-use leasehold_core::{PackedTimepoint, Result, TimelineId};
+use leasehold_core::{PackedTimepoint, TimelineId};
 
 impl Heap {
     /// Units that lie free and resident in list 0, and in the timelines' lists.
@@ -73,53 +73,5 @@ impl Heap {
         let mut best = 0;
         self.backed_parts(n, |from, to| best = best.max(to - from));
         best
-    }
-
-    /// Checks every invariant of spans, extents, indexes and residency. For tests.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let mut indexed = vec![false; self.extents.rows.len()];
-        for (i, list) in self.lists.iter().enumerate() {
-            let mut wrong = None;
-            list.index.check(&self.extents.rows, |id| {
-                indexed[id as usize] = true;
-                let n = &self.extents[id];
-                if n.state != State::Free || usize::from(n.list) != i {
-                    wrong = Some(id);
-                }
-            })?;
-            if let Some(id) = wrong {
-                return Err(format!("list {i} indexes extent {id}: {:?}", self.extents[id]));
-            }
-        }
-        for span in self.spans.iter().filter(|s| s.live) {
-            let (mut at, mut prev, mut unit) = (span.first, NIL, span.unit);
-            while at != NIL {
-                let n = &self.extents[at];
-                if n.prev != prev || n.start != unit || n.units == 0 {
-                    let wanted = format!("expected start {unit}, prev {prev}");
-                    return Err(format!("extent {at} does not tile its span: {n:?}, {wanted}"));
-                }
-                if (n.state == State::Free) != indexed[at as usize] {
-                    return Err(format!("extent {at} and the indexes disagree: {n:?}"));
-                }
-                if prev != NIL {
-                    let p = &self.extents[prev];
-                    let both = |s: State| p.state == s && n.state == s;
-                    if both(State::Free) && p.list == n.list {
-                        return Err(format!("extents {prev}, {at} should be one: {p:?} {n:?}"));
-                    }
-                }
-                if span.paged {
-                    self.res.check_extent(n)?;
-                }
-                unit = n.end();
-                prev = at;
-                at = n.next;
-            }
-            if unit != span.unit + span.units {
-                return Err(format!("span {span:?} is tiled up to {unit} only"));
-            }
-        }
-        self.res.check()
     }
 }

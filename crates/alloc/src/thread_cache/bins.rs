@@ -4,7 +4,7 @@
 use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::{CLASSES, UNIT, class_size};
-use crate::list::{List, link, set_link};
+use crate::table::{List, link, set_link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{PackedTimepoint, TimelineId};
 use std::ptr;

@@ -4,11 +4,10 @@
 use crate::model::Rng;
 use crate::{Bench, MIB, free_in_use, given_back, late_stream};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, SharedBudget,
-    SuspendableBacking,
+    Allocator, AllocatorConfig, Backing, Budget, Buffer, Layout, On, Policy, SuspendableBacking,
 };
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
-use leasehold_core::sync::Mutex;
+use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::channel;
@@ -484,7 +483,7 @@ fn memory_goes_back_with_the_allocator() {
 #[test]
 fn growing_blocks_are_suspended_with_their_allocator() {
     let fake = FakeBacking::new(256 * MIB);
-    let budget = SharedBudget::new(128 * MIB);
+    let budget = Arc::new(Budget::new(128 * MIB));
     let backing = SuspendableBacking::new(Box::new(fake.clone()), Some(budget.clone())).unwrap();
     let config =
         AllocatorConfig { shared_budget: Some(budget.clone()), ..AllocatorConfig::default() };

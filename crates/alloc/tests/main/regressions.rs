@@ -2,8 +2,8 @@
 
 use crate::{Bench, MIB, drain_until, free_in_use, given_back, late_stream, unreachable_stream};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, ArenaState, BackingCaps, Buffer, CrossStream, HostKind, Layout,
-    Lifetime, On, Policy, Protection,
+    Allocator, AllocatorConfig, BackingCaps, Buffer, CrossStream, HostKind, Layout, Lifetime, On,
+    Policy, Protection,
 };
 use leasehold_alloc_bench::VirtualStream;
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
@@ -50,7 +50,7 @@ fn recorded_temporaries_are_not_lent() {
     for h in &held {
         assert!(h.addr() + h.len() <= addr || addr + 4 * MIB <= h.addr());
     }
-    assert_eq!(arena.state(), ArenaState::Sealed);
+    arena.launch().map(drop).expect("it is sealed");
     drop((held, arena));
     b.check();
 }

@@ -3,14 +3,13 @@
 
 use crate::MIB;
 use crate::model::Rng;
-use leasehold_alloc::{
-    Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget, SuspendableBacking,
-};
+use leasehold_alloc::{Allocator, AllocatorConfig, Budget, Layout, On, Policy, SuspendableBacking};
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::Error;
+use leasehold_core::sync::Arc;
 use std::cell::{Cell, RefCell};
 
-fn config(budget: &SharedBudget, policy: Policy) -> AllocatorConfig {
+fn config(budget: &Arc<Budget>, policy: Policy) -> AllocatorConfig {
     AllocatorConfig { policy, shared_budget: Some(budget.clone()), ..AllocatorConfig::default() }
 }
 
@@ -22,7 +21,7 @@ fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
         // Some seeds have memory for several parts of a suspension.
         let scale = [1, 8][(seed % 2) as usize];
         let fake = FakeBacking::new(scale * 512 * MIB);
-        let budget = SharedBudget::new(scale * 400 * MIB);
+        let budget = Arc::new(Budget::new(scale * 400 * MIB));
         let backing =
             SuspendableBacking::new(Box::new(fake.clone()), Some(budget.clone())).unwrap();
         let policy = [Policy::Balanced, Policy::Fastest, Policy::Compact][(seed % 3) as usize];
@@ -194,7 +193,7 @@ fn suspend(
 #[test]
 fn a_resumption_asks_the_budget() {
     let fake = FakeBacking::new(512 * MIB);
-    let budget = SharedBudget::new(200 * MIB);
+    let budget = Arc::new(Budget::new(200 * MIB));
     let backing = SuspendableBacking::new(Box::new(fake.clone()), Some(budget.clone())).unwrap();
     let arena =
         Allocator::new(Box::new(backing.clone()), config(&budget, Policy::Compact)).unwrap();

@@ -26,8 +26,8 @@ use crate::buffer::Row;
 use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
 use crate::layout::Layout;
-use crate::list::List;
 use crate::stream::On;
+use crate::table::List;
 use crate::thread_cache::{Refill, ThreadCaches};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
@@ -247,7 +247,7 @@ fn c_memory_is_reused_after_its_last_use() {
 #[test]
 fn d_a_budget_is_never_exceeded() {
     explore('d', &["taken", "refused"], |seen| {
-        let budget = Arc::new(Budget::new(2, None));
+        let budget = Arc::new(Budget::new(2));
         let grow = |budget: &Budget, bytes: u64, fails: bool, seen: &Seen| {
             if !budget.take(bytes) {
                 seen.note("refused");

@@ -10,7 +10,7 @@ use crate::fake::FakeBacking;
 fn a_plan_may_have_nothing_to_map() {
     let fake = FakeBacking::new(1 << 30);
     let base = fake.reserve(64 << 20).expect("addresses");
-    let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX, None));
+    let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
     heap.add_span(base, 64 << 20, 0, true).expect("a span");
     let means = Means { reclaim: true, alias: None, near: None, aligned: true, piece: 1, least: 1 };
     let mut steps = Vec::new();
@@ -34,7 +34,7 @@ fn streams_go_on_while_a_plan_is_made() {
     const GRANULE: u64 = 64 << 10;
     let fake = FakeBacking::new(8 << 30);
     let base = fake.reserve(8 << 30).expect("addresses");
-    let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX, None));
+    let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX));
     heap.add_span(base, 8 << 30, 0, true).expect("a span");
     let means = Means { reclaim: true, alias: None, near: None, aligned: true, piece: 1, least: 1 };
     let owner = leasehold_core::TimelineOwner::take().expect("a timeline");

@@ -6,8 +6,8 @@
 //! | [`topology`], [`isa`] | the machine, and the share that this process may use |
 //! | [`memory`] | address space and pages |
 //! | `float` | the floating-point state of threads that run kernels |
-//! | `crew` | the lock-free core of the tile pool |
-//! | `pool`, `advice` | threads around the crew, and the advice when to wake them |
+//! | `jobs` | the lock-free core of the tile pool |
+//! | `pool`, `advice` | threads around the jobs, and the advice when to wake them |
 //! | `work` | operations as ranges of tiles: kernels, copies, fills |
 //! | `queue` | ordered queues and their workers |
 //! | `graph` | replay of plans |
@@ -16,15 +16,16 @@
 
 #[cfg(not(loom))]
 pub(crate) mod advice;
-pub(crate) mod crew;
-#[cfg(all(test, loom))]
-mod crew_model;
 #[cfg(not(loom))]
 mod float;
 #[cfg(not(loom))]
 pub(crate) mod graph;
 #[cfg(not(loom))]
 pub mod isa;
+pub(crate) mod jobs;
+#[cfg(all(test, loom))]
+#[path = "../../tests/unit/jobs_model.rs"]
+mod jobs_model;
 #[cfg(not(loom))]
 pub mod memory;
 #[cfg(not(loom))]

@@ -1,4 +1,4 @@
-//! The tile pool: helper threads around a [`Crew`], which take part in a job if the [`Advice`] says
+//! The tile pool: helper threads around a [`Jobs`], which take part in a job if the [`Advice`] says
 //! that it pays.
 //!
 //! With `threads` = N a job uses at most N threads: its owner (a queue's worker) and up to N − 1
@@ -15,7 +15,7 @@
 //! This module must not know operations, queues or streams.
 
 use super::advice::Advice;
-use super::crew::{Body, Crew};
+use super::jobs::{Body, Jobs};
 use super::{current_cpu, float, now_nanos};
 use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -77,7 +77,7 @@ pub(crate) fn with_scratch<R>(bytes: u32, f: impl FnOnce(*mut u8) -> R) -> R {
 }
 
 struct Shared {
-    crew: Crew,
+    jobs: Jobs,
     cores: u32,
     spin: Duration,
     host_spin: Duration,
@@ -123,7 +123,7 @@ impl TilePool {
     ) -> Self {
         Self {
             shared: Arc::new(Shared {
-                crew: Crew::new(),
+                jobs: Jobs::new(),
                 cores: cores.max(1),
                 spin,
                 host_spin,
@@ -205,7 +205,7 @@ impl TilePool {
             }
             self.start_slow();
         }
-        let asleep = shared.crew.sleepers();
+        let asleep = shared.jobs.sleepers();
         let ring = worth.min(asleep);
         let hands = most.min((self.threads - 1).saturating_sub(asleep) + ring);
         if hands == 0 {
@@ -217,7 +217,7 @@ impl TilePool {
         shared.owner_cpu.store(current_cpu(), Ordering::Relaxed);
         let parts = u64::from(self.threads) * SHARES;
         shared.wanted.fetch_add(hands, Ordering::Relaxed);
-        let outcome = shared.crew.run(tiles, parts, ring, body, &timed);
+        let outcome = shared.jobs.run(tiles, parts, ring, body, &timed);
         shared.wanted.fetch_sub(hands, Ordering::Relaxed);
         outcome.map(|()| taken())
     }
@@ -295,7 +295,7 @@ impl Drop for TilePool {
             std::mem::forget(std::mem::take(self.helpers.get_mut()));
             return;
         }
-        self.shared.crew.dismiss();
+        self.shared.jobs.dismiss();
         let me = thread::current().id();
         for helper in self.helpers.lock().drain(..) {
             if helper.thread().id() != me {
@@ -347,13 +347,13 @@ fn help(shared: &Shared, first: usize) {
     enter_device_thread();
     shared.awake.fetch_add(1, Ordering::Relaxed);
     loop {
-        if shared.crew.help(first) || stay_awake(shared) {
+        if shared.jobs.help(first) || stay_awake(shared) {
             // The pool's last owner dismisses it, so no job exists then and the next round ends in
             // `sleep`.
             continue;
         }
         shared.awake.fetch_sub(1, Ordering::Relaxed);
-        let stay = shared.crew.sleep();
+        let stay = shared.jobs.sleep();
         shared.awake.fetch_add(1, Ordering::Relaxed);
         shared.advice.note_arrival(now_nanos());
         if !stay {
@@ -370,5 +370,5 @@ fn stay_awake(shared: &Shared) -> bool {
         shared.running.load(Ordering::Relaxed) == 0
             && shared.awake.load(Ordering::Relaxed) >= shared.cores
     };
-    spin(shared, shared.spin, owner, || shared.crew.has_work(), crowded)
+    spin(shared, shared.spin, owner, || shared.jobs.has_work(), crowded)
 }

@@ -42,7 +42,7 @@ impl HostAction {
                 if sound {
                     // SAFETY: the device is done with the copy. The submitter vouches for the
                     // destination until the value is over, and the value is published after this.
-                    unsafe { land(&staging, dst, bytes, ops) };
+                    unsafe { copy_out(&staging, dst, bytes, ops) };
                 }
                 drop(keep);
             }
@@ -55,7 +55,7 @@ impl HostAction {
                 if sound {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise), so `native` is the address of a program.
-                    unsafe { Program::of(&exec) }.landed(segment, ops);
+                    unsafe { Program::of(&exec) }.finish_host_part(segment, ops);
                 }
             }
         }
@@ -68,7 +68,7 @@ impl HostAction {
 /// - `staging` is pinned memory of at least `bytes` bytes, which the device has written and is done
 ///   with.
 /// - `dst` may be written, and no other thread uses it meanwhile.
-pub(crate) unsafe fn land(
+pub(crate) unsafe fn copy_out(
     staging: &UniqueLease<Buffer>,
     dst: HostAddress,
     bytes: u64,

@@ -15,7 +15,7 @@
 use super::condition::{After, ConditionSetter};
 use super::core::Core;
 use super::driver_context::DriverContext;
-use super::host::land;
+use super::host::copy_out;
 use super::stream::CudaStream;
 use crate::driver::ops::{
     CopyKind, CudaSlowOps, GraphExecUpdate, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec,
@@ -141,18 +141,18 @@ impl Program {
     }
 
     /// Does the host's part of a segment's launch that is over.
-    pub(crate) fn landed(&self, segment: u32, ops: &dyn CudaSlowOps) {
+    pub(crate) fn finish_host_part(&self, segment: u32, ops: &dyn CudaSlowOps) {
         let Some(segment) = self.segments.get(segment as usize) else { return };
         for staging_copy in &segment.staging_copies {
             // SAFETY: the segment ran, so its bytes are in the staging memory. The plan's maker
             // vouches for the destination whenever the graph runs. One thread runs a stream's
             // actions.
-            unsafe { land(&staging_copy.staging, staging_copy.dst, staging_copy.bytes, ops) };
+            unsafe { copy_out(&staging_copy.staging, staging_copy.dst, staging_copy.bytes, ops) };
         }
         segment.timestamps.iter().for_each(|timestamp| timestamp.set(1));
         for child in &segment.children {
             // SAFETY: the child was checked to be of this device when it became a child.
-            unsafe { Program::of(child) }.landed(0, ops);
+            unsafe { Program::of(child) }.finish_host_part(0, ops);
         }
     }
 

@@ -22,7 +22,7 @@ use crate::graph::optimise::redundant;
 use crate::graph::recording::{Outside, Ruled, Signal, State};
 use crate::graph::stop::LaunchCheck;
 use crate::runtime::RuntimeInner;
-use crate::stream::{Locked, Stream, StreamCore, check_all_present, need};
+use crate::stream::{Locked, Stream, StreamInner, check_all_present, need};
 use crate::trace::track::Track;
 use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -127,7 +127,7 @@ pub(super) struct ExecState {
 pub(super) struct Inner {
     pub(super) runtime: Arc<RuntimeInner>,
     /// The stream of the runtime that recorded it.
-    stream: Arc<StreamCore>,
+    stream: Arc<StreamInner>,
     /// That was the device's default stream.
     by_default: bool,
     arena: GraphArena,
@@ -319,7 +319,7 @@ impl Graph {
         self.submit(stream.live("a graph cannot be launched in a recording; launch it by itself")?)
     }
 
-    fn submit(&self, core: &StreamCore) -> Result<Timepoint> {
+    fn submit(&self, core: &StreamInner) -> Result<Timepoint> {
         self.0.checks.iter().try_for_each(|check| check.before())?;
         let point = match self.submit_checked(core) {
             Ok(point) => point,
@@ -332,7 +332,7 @@ impl Graph {
 
     // A call of its own would return a `Result` through memory.
     #[inline(always)]
-    fn submit_checked(&self, core: &StreamCore) -> Result<Timepoint, Missed> {
+    fn submit_checked(&self, core: &StreamInner) -> Result<Timepoint, Missed> {
         let inner = &*self.0;
         core.wait_for_room()?;
         let guard = inner.arena.launch()?;
@@ -404,7 +404,7 @@ impl Graph {
     /// A launch of a graph whose executable was taken back.
     #[cold]
     #[inline(never)]
-    fn launch_again(&self, core: &StreamCore) -> Result<Timepoint> {
+    fn launch_again(&self, core: &StreamInner) -> Result<Timepoint> {
         let inner = &*self.0;
         inner.wanted.fetch_add(1, Ordering::AcqRel);
         let launched = loop {

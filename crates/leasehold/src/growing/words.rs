@@ -1,7 +1,7 @@
 //! The words on the device that say how long growing parts are, and how much of them is shared.
 
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Locked, Scratch, Stream, StreamCore, push_waits};
+use crate::stream::{Locked, Scratch, Stream, StreamInner, push_waits};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, Layout, MIN_ALIGN, On};
 use leasehold_core::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) fn in_recording() -> &'static str {
 pub(super) fn core_of<'s>(
     stream: &'s Stream,
     runtime: &Arc<RuntimeInner>,
-) -> Result<&'s StreamCore> {
+) -> Result<&'s StreamInner> {
     let core = stream.live(in_recording())?;
     if !Arc::ptr_eq(&stream.runtime, runtime) {
         return Err(Error::invalid(format!(
@@ -33,7 +33,7 @@ pub(super) fn core_of<'s>(
 
 /// Device memory for so many limits, and as many numbers of shared bytes behind them. Users only
 /// read it.
-pub(super) fn limits(runtime: &Runtime, core: &StreamCore, count: u64) -> Result<Lease<Buffer>> {
+pub(super) fn limits(runtime: &Runtime, core: &StreamInner, count: u64) -> Result<Lease<Buffer>> {
     let on = On { timeline: core.timeline, source: core.source() };
     runtime.allocator().alloc_read_only(Layout::aligned(2 * WORD * count, MIN_ALIGN), on)
 }
@@ -50,7 +50,7 @@ pub(super) struct Words<'a> {
 
 /// Writes words on a stream: all of them or none. `also`: operands that the write is ordered with.
 pub(super) fn write_words(
-    core: &StreamCore,
+    core: &StreamInner,
     words: &[Words<'_>],
     also: &[Operand<'_>],
 ) -> Result<()> {
@@ -71,7 +71,7 @@ pub(super) fn write_words(
 /// Has `shrink` take memory from a buffer while its record is locked, so that no submission comes
 /// between. `words.values`, if there are any, are written first.
 pub(super) fn shorten(
-    core: &StreamCore,
+    core: &StreamInner,
     words: Words<'_>,
     buffer: &Lease<Buffer>,
     shrink: impl FnOnce() -> Result<()>,
@@ -97,7 +97,7 @@ pub(super) fn shorten(
 
 /// Submits writes of words, after the scratch's waits. Their records are locked.
 fn submit_words(
-    core: &StreamCore,
+    core: &StreamInner,
     scratch: &mut Scratch,
     words: &[Words<'_>],
 ) -> Result<Timepoint> {

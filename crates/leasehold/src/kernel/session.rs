@@ -12,7 +12,7 @@
 //! scratch, so a launch allocates nothing.
 
 use crate::kernel::base::{KernelBase, Prepared};
-use crate::stream::{Locked, Staged, StagedLaunch, Stream, StreamCore, SubmitGuard, push_waits};
+use crate::stream::{Locked, Staged, StagedLaunch, Stream, StreamInner, SubmitGuard, push_waits};
 use crate::view::Operand;
 use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::{Access, Binding, LaunchInfo, Limits, Pipeline};
@@ -92,7 +92,7 @@ impl<'s> KernelSession<'s, Begun> {
     /// for itself; what making the kernel ready says; the stream's cause when it is poisoned.
     #[inline]
     pub fn begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
-        Self::begin_in(kernel, stream, StreamCore::submit_guard)
+        Self::begin_in(kernel, stream, StreamInner::submit_guard)
     }
 
     /// As [`begin`](Self::begin), but never waits for another thread's turn.
@@ -101,14 +101,14 @@ impl<'s> KernelSession<'s, Begun> {
     /// `Occupied` while anybody's call or session is at the stream's submission lock; as
     /// [`begin`](Self::begin).
     pub fn try_begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
-        Self::begin_in(kernel, stream, StreamCore::try_submit_guard)
+        Self::begin_in(kernel, stream, StreamInner::try_submit_guard)
     }
 
     #[inline]
     fn begin_in(
         kernel: &'s KernelBase,
         stream: &'s Stream,
-        take_guard: impl FnOnce(&'s StreamCore) -> Result<SubmitGuard<'s>>,
+        take_guard: impl FnOnce(&'s StreamInner) -> Result<SubmitGuard<'s>>,
     ) -> Result<Self> {
         let kernel = kernel.prepared(&stream.runtime)?;
         let mut submit_guard = match stream.recording() {

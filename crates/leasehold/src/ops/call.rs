@@ -1,10 +1,10 @@
 //! Calls in stream order: functions of the host's, and library calls that enqueue work of their
 //! own.
 //!
-//! A thread that runs one is marked ([`Inside`]): it never waits for room in a queue, since it may
-//! be what the queue waits for.
+//! A thread that runs one is marked ([`InCallback`]): it never waits for room in a queue, since it
+//! may be what the queue waits for.
 
-use crate::stream::{Inside, Stream};
+use crate::stream::{InCallback, Stream};
 use crate::view::Operand;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Timeline};
@@ -23,7 +23,7 @@ impl<F: FnOnce(Result<()>)> Completion<F> {
         // Not in the lock: the call may be anybody's.
         let call = self.call.lock().take();
         if let Some(call) = call {
-            let _inside = Inside::enter();
+            let _inside = InCallback::enter();
             call(result);
         }
     }
@@ -71,7 +71,7 @@ impl Stream {
     ) -> Result<()> {
         self.can_call()?;
         let call = HostCall::new(name, move || {
-            let _inside = Inside::enter();
+            let _inside = InCallback::enter();
             call()
         });
         // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
@@ -144,7 +144,7 @@ impl Stream {
             name,
             operands.iter().map(Operand::binding),
             move |word, bindings| {
-                let _inside = Inside::enter();
+                let _inside = InCallback::enter();
                 call(word, bindings)
             },
         );

@@ -9,11 +9,11 @@
 //! On a stream of a recording they are noted in it, and each launch of the graph runs them.
 
 mod batch;
-mod between;
-mod borrow;
+mod blocking_copy;
 mod call;
 mod check;
 mod mapped;
+mod peer_copy;
 mod ring;
 mod shapes;
 mod stage;
@@ -23,7 +23,7 @@ pub use shapes::{HostBytes, Pattern, Rows};
 use crate::array::ArrayView;
 use crate::event::Event;
 use crate::runtime::check_writable;
-use crate::stream::{Stream, StreamCore};
+use crate::stream::{Stream, StreamInner};
 use crate::trace::recorder::What;
 use crate::view::{BufferView, Operand};
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
@@ -33,7 +33,7 @@ use leasehold_hal::{Copy2d, Download, Fill, KeepAlive, Op, TimestampQuery, Uploa
 use shapes::{same_length, writing, writing_some};
 
 #[inline(never)]
-fn signal_timed(core: &StreamCore, event: &Event, time: Lease<TimestampQuery>) -> Result<()> {
+fn signal_timed(core: &StreamInner, event: &Event, time: Lease<TimestampQuery>) -> Result<()> {
     let mut submit_guard = core.submit_guard()?;
     let scratch = submit_guard.scratch();
     scratch.waits.clear();
@@ -230,7 +230,7 @@ impl Stream {
         let (from, to) = (src.read(), writing_some(dst, width * rows));
         check_writable(&to)?;
         if !(self.runtime.owns(src.buffer()) && self.runtime.owns(dst.buffer())) {
-            return between::copy(self, &copy, to, from);
+            return peer_copy::copy(self, &copy, to, from);
         }
         // SAFETY: both parts were checked to hold what is copied; they are the operands, of this
         // device.
@@ -402,7 +402,7 @@ impl Stream {
         });
         // SAFETY: the source is borrowed for this call; the stream is not recorded, as was found
         // above.
-        unsafe { borrow::pass(self, &op, &[writing(dst)]) }
+        unsafe { blocking_copy::pass(self, &op, &[writing(dst)]) }
     }
 
     /// Copies host memory that the copy itself keeps alive: a vector, a boxed or shared slice.
@@ -525,5 +525,5 @@ pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<
         keep: None,
     });
     // SAFETY: by the contract; the stream is not recorded.
-    unsafe { borrow::pass(stream, &op, &[src.read()]) }
+    unsafe { blocking_copy::pass(stream, &op, &[src.read()]) }
 }

@@ -24,7 +24,7 @@
 //!
 //! This module must not know how a driver stages.
 
-use super::borrow;
+use super::blocking_copy;
 use super::shapes::writing;
 use crate::stream::{Locked, Stream, add_wait, in_host_call};
 use crate::view::{BufferView, Operand};
@@ -105,7 +105,7 @@ pub(super) fn upload(
     // SAFETY: the source is borrowed for this call. Nobody else has the ring, and its slots are
     // ready by the protocol.
     unsafe { ring.copy(&pieces, request, Way::Up) }?;
-    borrow::see_out(stream, pieces.last()).map(|()| true)
+    blocking_copy::see_out(stream, pieces.last()).map(|()| true)
 }
 
 /// Copies device bytes to host memory, which need not be initialised. `false` if the copy is to be
@@ -134,7 +134,7 @@ pub(super) unsafe fn download(stream: &Stream, dst: *mut u8, src: BufferView<'_>
     // SAFETY: the caller vouches for the destination. Nobody else has the ring, and its slots are
     // ready by the protocol.
     unsafe { ring.copy(&pieces, request, Way::Down) }?;
-    borrow::see_out(stream, pieces.last()).map(|()| true)
+    blocking_copy::see_out(stream, pieces.last()).map(|()| true)
 }
 
 /// The slots of a copy, and the gate of its pieces.
@@ -210,7 +210,7 @@ impl<'a> Ring<'a> {
             if patience == Patience::OwnCopy {
                 return Ok(false);
             }
-            borrow::may_wait(self.stream)?;
+            blocking_copy::may_wait(self.stream)?;
             self.stream.runtime.wait_over(point)?;
         }
         Ok(true)
@@ -230,7 +230,7 @@ impl<'a> Ring<'a> {
     fn submit(&self, operand: Operand<'_>, way: Way, patience: Patience) -> Result<Option<Pieces>> {
         let core = self.stream.under();
         if patience == Patience::Waits {
-            borrow::may_wait(self.stream)?;
+            blocking_copy::may_wait(self.stream)?;
         }
         let operands = [operand];
         self.stream.runtime.check_operands(&operands)?;

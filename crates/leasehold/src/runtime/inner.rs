@@ -5,7 +5,7 @@
 
 use crate::event::Events;
 use crate::graph::Executables;
-use crate::stream::{StreamCore, in_host_call};
+use crate::stream::{StreamInner, in_host_call};
 use crate::trace::recorder::{Recorder, What};
 use crate::trace::tracks::Tracks;
 use crate::view::{Operand, View};
@@ -90,9 +90,9 @@ pub(crate) struct RuntimeInner {
     trace: Mutex<Option<Arc<Tracks>>>,
     pub(super) events: SlotPool<Events>,
     /// The default stream of runtimes that are opened from now on.
-    default: Mutex<Arc<StreamCore>>,
+    default: Mutex<Arc<StreamInner>>,
     /// Streams beside the default one, to find who advances a timeline.
-    pub(super) streams: Mutex<Vec<Weak<StreamCore>>>,
+    pub(super) streams: Mutex<Vec<Weak<StreamInner>>>,
     pub(super) warned_pageable: AtomicBool,
     pub(crate) executables: Arc<Executables>,
     /// Devices of the same backend that were asked about, and whether copies between the two are
@@ -118,7 +118,7 @@ impl RuntimeInner {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             id,
             limits: *device.limits(),
-            default: Mutex::new(Arc::new(StreamCore::new(stream))),
+            default: Mutex::new(Arc::new(StreamInner::new(stream))),
             executables: Executables::new(memory.clone()),
             memory,
             pinned: TryOnceLock::default(),
@@ -149,19 +149,19 @@ impl RuntimeInner {
     }
 
     /// The default stream.
-    pub(crate) fn default(&self) -> Arc<StreamCore> {
+    pub(crate) fn default(&self) -> Arc<StreamInner> {
         self.default.lock().clone()
     }
 
     /// A sound default stream in the place of `old`: a new one, unless somebody has replaced it.
-    pub(crate) fn replace_default(&self, old: &Arc<StreamCore>) -> Result<Arc<StreamCore>> {
-        let sound = |core: &StreamCore| !core.timeline.failed(core.timeline.submitted() + 1);
+    pub(crate) fn replace_default(&self, old: &Arc<StreamInner>) -> Result<Arc<StreamInner>> {
+        let sound = |core: &StreamInner| !core.timeline.failed(core.timeline.submitted() + 1);
         let present = self.default();
         if !Arc::ptr_eq(&present, old) && sound(&present) {
             return Ok(present);
         }
         // Without the lock: it may block on the driver.
-        let new = Arc::new(StreamCore::new(self.device.stream(&StreamDesc::default())?));
+        let new = Arc::new(StreamInner::new(self.device.stream(&StreamDesc::default())?));
         let mut default = self.default.lock();
         if !Arc::ptr_eq(&default, &present) && sound(&default) {
             return Ok(default.clone());
@@ -178,15 +178,15 @@ impl RuntimeInner {
     ///
     /// # Errors
     /// `OverBudget` beyond the device's limit; the driver's own.
-    pub(crate) fn create_core(&self, desc: &StreamDesc) -> Result<Arc<StreamCore>> {
-        let core = Arc::new(StreamCore::new(self.device.stream(desc)?));
+    pub(crate) fn create_core(&self, desc: &StreamDesc) -> Result<Arc<StreamInner>> {
+        let core = Arc::new(StreamInner::new(self.device.stream(desc)?));
         self.note_stream(&core);
         self.trace_new(&core)?;
         Ok(core)
     }
 
     /// Remembers a stream, to find who advances a timeline.
-    fn note_stream(&self, core: &Arc<StreamCore>) {
+    fn note_stream(&self, core: &Arc<StreamInner>) {
         let mut streams = self.streams.lock();
         if streams.len() == streams.capacity() {
             streams.retain(|s| s.strong_count() > 0);
@@ -206,7 +206,7 @@ impl RuntimeInner {
 
     /// Has the trace that is on note what a new stream does. The stream is among the runtime's, so
     /// a trace that begins meanwhile finds it.
-    fn trace_new(&self, core: &StreamCore) -> Result<()> {
+    fn trace_new(&self, core: &StreamInner) -> Result<()> {
         self.tracks().map_or(Ok(()), |tracks| core.trace_by(&tracks))
     }
 
@@ -244,7 +244,7 @@ impl RuntimeInner {
     }
 
     /// The streams, the default one first.
-    fn live_streams(&self) -> Vec<Arc<StreamCore>> {
+    fn live_streams(&self) -> Vec<Arc<StreamInner>> {
         let mut all = vec![self.default()];
         all.extend(self.streams.lock().iter().filter_map(Weak::upgrade));
         all
@@ -378,7 +378,7 @@ impl RuntimeInner {
 
     /// The stream of this runtime that advances the timepoint's timeline. A stream that was dropped
     /// advances no more: its manager drains it.
-    pub(crate) fn stream_of(&self, point: Timepoint) -> Option<Arc<StreamCore>> {
+    pub(crate) fn stream_of(&self, point: Timepoint) -> Option<Arc<StreamInner>> {
         let default = self.default();
         if point.timeline_id() == default.timeline.id() {
             return Some(default);

@@ -5,13 +5,13 @@
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding
 //! the submission lock: a host call on the same stream that submits would wait for the submission
 //! lock, and the queue for the host call. So callers pause *before* they take the submission lock,
-//! as soon as about 8,192 operations are pending ([`StreamCore::submit_guard`]); host calls never
+//! as soon as about 8,192 operations are pending ([`StreamInner::submit_guard`]); host calls never
 //! pause. A pause in which nothing completes ends with an error: the thread that pauses may be the
 //! one that the stream waits for.
 //!
 //! This module must not know streams, runtimes or operations beyond `hal`'s.
 
-use super::inside::in_host_call;
+use super::callback_depth::in_host_call;
 use super::records::{Use, push_waits};
 use super::submit_lock::{Scratch, SubmitGuard, SubmitLock};
 use crate::trace::track::Track;
@@ -31,7 +31,7 @@ const SEGMENT: u32 = 4096;
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The part of a stream that the runtime and its handles share.
-pub(crate) struct StreamCore {
+pub(crate) struct StreamInner {
     pub(crate) raw: Lease<dyn leasehold_hal::Stream>,
     pub(crate) timeline: &'static Timeline,
     submit_lock: SubmitLock,
@@ -51,11 +51,11 @@ pub(crate) struct StreamCore {
 struct Companion {
     /// The device that it is of.
     owner: Weak<dyn Any + Send + Sync>,
-    core: Arc<StreamCore>,
+    core: Arc<StreamInner>,
 }
 
 // SAFETY: each call is the stream's own, whose timeline this is.
-unsafe impl TimelineSource for StreamCore {
+unsafe impl TimelineSource for StreamInner {
     fn timeline(&self) -> &'static Timeline {
         self.timeline
     }
@@ -81,7 +81,7 @@ unsafe impl TimelineSource for StreamCore {
     }
 }
 
-impl StreamCore {
+impl StreamInner {
     pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
         let timeline = raw.timeline();
         // A pooled stream has the name of its former user.
@@ -106,8 +106,8 @@ impl StreamCore {
     pub(crate) fn companion(
         &self,
         owner: Arc<dyn Any + Send + Sync>,
-        make: impl FnOnce() -> Result<Arc<StreamCore>>,
-    ) -> Result<Arc<StreamCore>> {
+        make: impl FnOnce() -> Result<Arc<StreamInner>>,
+    ) -> Result<Arc<StreamInner>> {
         let is_of_owner = |c: &Companion| std::ptr::addr_eq(c.owner.as_ptr(), Arc::as_ptr(&owner));
         let sound = |c: &&Companion| {
             is_of_owner(c) && !c.core.timeline.failed(c.core.timeline.submitted() + 1)

@@ -1,6 +1,6 @@
 //! Locks on buffers' records: the order of submissions that use the same buffers.
 
-use super::away;
+use super::suspended;
 use crate::view::Operand;
 use leasehold_alloc::Buffer;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timeline, TimelineId, Timepoint};
@@ -229,7 +229,7 @@ unsafe fn gather_slow(
     // SAFETY: the caller has the timeline's turn, and has submitted nothing yet.
     unsafe { unlock(timeline.id(), uses) };
     if ORDERING.get() > 1 {
-        uses.iter().try_for_each(|one| away::check(one.lease()))?;
+        uses.iter().try_for_each(|one| suspended::check(one.lease()))?;
         return Err(Error::Occupied {
             resource: "buffer (this very thread is in the middle of a submission with it, and would wait for itself)",
         });
@@ -242,7 +242,7 @@ unsafe fn gather_slow(
         // SAFETY: the caller has the timeline's turn, and the buffers are held until they are
         // unlocked.
         while !unsafe { buffer.try_lock_record(timeline.id()) } {
-            away::check(buffer)?;
+            suspended::check(buffer)?;
             // The holder is in the middle of one submission, unless it has lost its processor.
             if rounds < 100 {
                 std::hint::spin_loop()

@@ -46,7 +46,7 @@ impl HostAction {
                     // SAFETY: the device is done with the copy into the staging memory. The
                     // submitter vouches for the destination until the value is over, and the value
                     // is published after this.
-                    unsafe { land(&staging, dst, bytes) };
+                    unsafe { copy_out(&staging, dst, bytes) };
                 }
                 drop((staging, keep));
             }
@@ -59,7 +59,8 @@ impl HostAction {
                 if sound {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise).
-                    unsafe { graph_of::<super::stream::MpsStream>(&exec) }.landed(core, segment);
+                    unsafe { graph_of::<super::stream::MpsStream>(&exec) }
+                        .finish_host_part(core, segment);
                 }
             }
         }
@@ -90,7 +91,7 @@ pub(crate) unsafe fn stage(src: *const u8, staging: &Buffer, bytes: u64) {
 /// # Safety
 /// - `staging` has at least `bytes` bytes, which the device has written and is done with.
 /// - `dst` may be written, and no other thread uses it meanwhile.
-pub(crate) unsafe fn land(staging: &Buffer, dst: HostAddress, bytes: u64) {
+pub(crate) unsafe fn copy_out(staging: &Buffer, dst: HostAddress, bytes: u64) {
     let from = std::ptr::with_exposed_provenance::<u8>(staging.addr() as usize);
     // SAFETY: staging memory is shared storage, whose address is the host's. The caller vouches for
     // both sides.

@@ -7,7 +7,7 @@
 //! This module must not know how an operation is encoded.
 
 use super::core::Core;
-use super::host::{self, land, written};
+use super::host::{self, copy_out, written};
 use super::stream::{Encoding, MpsStream, needs_staging};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
@@ -83,7 +83,7 @@ impl Program {
     }
 
     /// Does the host's part of a segment's launch that is over.
-    pub(super) fn landed(&self, core: &Core, segment: u32) {
+    pub(super) fn finish_host_part(&self, core: &Core, segment: u32) {
         let Some(segment) = self.segments.get(segment as usize) else { return };
         let plan = self.plan.lock();
         for node in segment.nodes.clone() {
@@ -92,13 +92,13 @@ impl Program {
                     if let Some(staging) = segment.staging(node) {
                         // SAFETY: the segment ran, so its bytes are in the staging memory. The
                         // plan's maker vouches for the destination whenever the graph runs.
-                        unsafe { land(staging, HostAddress(d.dst), d.bytes) };
+                        unsafe { copy_out(staging, HostAddress(d.dst), d.bytes) };
                     }
                 }
                 Some(Op::WriteTimestamp(timestamp)) => written(core, timestamp),
                 Some(Op::Graph(child)) => {
                     // SAFETY: graphs of a plan belong to this device (the maker's promise).
-                    unsafe { graph_of::<MpsStream>(child) }.landed(core, 0);
+                    unsafe { graph_of::<MpsStream>(child) }.finish_host_part(core, 0);
                 }
                 _ => {}
             }

@@ -74,7 +74,7 @@ fn parse_aids(text: &str) -> Result<DebugAids, String> {
 
 /// The settings for the construction of an allocator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct AllocatorOptions {
     pub debug: DebugAids,
     pub trace_events: usize,
 }
@@ -90,10 +90,13 @@ impl MemoryArguments {
     }
 
     /// The settings for the construction of the allocator, including those of the environment.
-    pub fn wishes(&self) -> Result<Wishes, Failure> {
+    pub fn options(&self) -> Result<AllocatorOptions, Failure> {
         let debug = self.aids.aids()?;
         let records = self.files().iter().any(|(_, path)| path.is_some());
-        Ok(Wishes { debug, trace_events: if records { self.memory_events as usize } else { 0 } })
+        Ok(AllocatorOptions {
+            debug,
+            trace_events: if records { self.memory_events as usize } else { 0 },
+        })
     }
 
     /// The findings of the debug aids, at a time when no holders should be left. Always `Ok`

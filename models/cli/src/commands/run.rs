@@ -644,13 +644,13 @@ pub fn run(arguments: &Arguments, devices: &dyn Devices) -> Result<(), Failure> 
 /// The ranks of this process, and what is shown of them.
 fn run_here(job: &Job<'_>, plan: Plan, devices: &dyn Devices) -> Result<(), Failure> {
     let Job { arguments, files, .. } = *job;
-    let wishes = arguments.memory.wishes()?;
+    let options = arguments.memory.options()?;
     let (device, number) = plan.devices(arguments.device);
     let system = devices.open(&Opening {
         device,
         threads: arguments.threads.map(usize::from),
         devices: number,
-        memory: wishes,
+        memory: options,
     })?;
     let runtime = system.runtime.clone();
     let (ranks, shows) = (plan.ranks(), plan.shows());

@@ -4,8 +4,10 @@
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_collective::{self, CollectiveArguments};
 use crate::commands::bench_copy::{self, CopyArguments};
+use crate::commands::bench_cpu;
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
+use crate::commands::leases;
 use crate::devices::Simulator;
 use crate::examples;
 use leasehold_cli::commands::bench::{self, Common, DecodeArguments, SuspendArguments};
@@ -93,12 +95,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         What::Copy(a) => bench_copy::run(a),
         What::Lease(a) => lease(a),
         What::Stream(a) => {
-            let report = leasehold_cpu::bench::stream(a.threads.map(usize::from), ROUNDS)?;
+            let report = bench_cpu::stream(a.threads.map(usize::from), ROUNDS)?;
             print(&report, a.json)
         }
         What::Graph(a) => {
             let threads = a.common.threads.map_or(1, usize::from);
-            let report = leasehold_cpu::bench::graph(threads, a.nodes as usize, ROUNDS)?;
+            let report = bench_cpu::graph(threads, a.nodes as usize, ROUNDS)?;
             print(&report, a.common.json)
         }
         #[cfg(feature = "cuda")]
@@ -144,7 +146,7 @@ struct LeaseFigure {
 }
 
 fn lease(a: &JsonOnly) -> Result<(), Failure> {
-    let figures: Vec<LeaseFigure> = leasehold_core::bench::run()?
+    let figures: Vec<LeaseFigure> = leases::run()?
         .into_iter()
         .map(|f| LeaseFigure {
             within: f.holds(),

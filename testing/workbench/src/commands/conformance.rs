@@ -15,7 +15,7 @@ use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId};
 use leasehold_cli::commands::memory::AidsArguments;
 #[cfg(feature = "sim")]
-use leasehold_cli::commands::memory::Wishes;
+use leasehold_cli::commands::memory::AllocatorOptions;
 use leasehold_cli::commands::print_json;
 use leasehold_cli::failure::Failure;
 use leasehold_cli::host;
@@ -127,7 +127,7 @@ fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Facto
         (BackendKind::Mps, true) => Ok(Arc::new(factories::SimulatedMps { seed: SEED, aids })),
         #[cfg(feature = "sim")]
         (BackendKind::Sim, _) => {
-            unaided(device, Wishes { debug: aids, ..Wishes::default() })?;
+            unaided(device, AllocatorOptions { debug: aids, ..AllocatorOptions::default() })?;
             Ok(Arc::new(factories::Simulated(SEED)))
         }
         (other, _) => {

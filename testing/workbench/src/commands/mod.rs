@@ -4,9 +4,12 @@ pub(crate) mod bench;
 pub(crate) mod bench_alloc;
 pub(crate) mod bench_collective;
 pub(crate) mod bench_copy;
+pub(crate) mod bench_cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod bench_cuda;
 pub(crate) mod conformance;
+#[path = "../../../../crates/core/examples/core_instructions/leases.rs"]
+pub(crate) mod leases;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod stress;

@@ -29,6 +29,29 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
+/// Adds a node by a function of the driver, whose first arguments are the places of the node and of
+/// the nodes before it.
+macro_rules! add_node {
+    ($driver:expr, $graph:expr, $after:expr, $name:ident($($arg:expr),*)) => {{
+        let (graph, after): (NativeGraph, &[NativeNode]) = ($graph, $after);
+        let (graph, (first, count)) = (graph.0 as CUgraph, (dependencies(after), after.len()));
+        let mut node: CUgraphNode = ptr::null_mut();
+        let made = drive!($driver, $name(&raw mut node, graph, first, count $(, $arg)*));
+        added(made, node)
+    }};
+}
+
+/// Changes a node of an executable by a function of the driver.
+macro_rules! set_node {
+    ($driver:expr, $exec:expr, $node:expr, $name:ident($($arg:expr),*)) => {{
+        let (exec, node) = ($exec.0 as CUgraphExec, $node.0 as CUgraphNode);
+        // SAFETY: the caller vouches for executable and node. The driver copies the parameters
+        // before it returns.
+        let code = $driver.code(|f| unsafe { (f.$name)(exec, node $(, $arg)*) })?;
+        $driver.updated(stringify!($name), code)
+    }};
+}
+
 /// The function of a host node.
 type HostNode = Arc<dyn Fn() + Send + Sync>;
 
@@ -161,12 +184,12 @@ fn fill_node(fill: &NativeFill) -> CUDA_MEMSET_NODE_PARAMS {
     }
 }
 
-impl RealDriver {
-    /// Converts the result of a `cuGraphAdd…` call.
-    fn added(made: Result<()>, node: CUgraphNode) -> Result<NativeNode> {
-        made.and_then(|()| plausible::object("cuGraphAddNode", node)).map(NativeNode)
-    }
+/// Converts the result of a `cuGraphAdd…` call.
+fn added(made: Result<()>, node: CUgraphNode) -> Result<NativeNode> {
+    made.and_then(|()| plausible::object("cuGraphAddNode", node)).map(NativeNode)
+}
 
+impl RealDriver {
     fn updated(&self, api: &'static str, code: i32) -> Result<GraphExecUpdate> {
         match code {
             0 => Ok(GraphExecUpdate::InPlace),
@@ -196,21 +219,9 @@ impl GraphOps for RealDriver {
     ) -> Result<NativeNode> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
-        let mut node: CUgraphNode = ptr::null_mut();
-        let graph = graph.0 as CUgraph;
-        let made = self.on_partition(on, || {
-            drive!(
-                self,
-                cuGraphAddKernelNode_v2(
-                    &raw mut node,
-                    graph,
-                    dependencies(after),
-                    after.len(),
-                    &raw const params
-                )
-            )
-        });
-        Self::added(made, node)
+        self.on_partition(on, || {
+            add_node!(self, graph, after, cuGraphAddKernelNode_v2(&raw const params))
+        })
     }
 
     unsafe fn graph_add_dependent_kernel(
@@ -246,21 +257,8 @@ impl GraphOps for RealDriver {
         after: &[NativeNode],
         copy: &NativeCopy,
     ) -> Result<NativeNode> {
-        let params = copy_node(copy);
-        let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
-        let mut node: CUgraphNode = ptr::null_mut();
-        let made = drive!(
-            self,
-            cuGraphAddMemcpyNode(
-                &raw mut node,
-                graph,
-                dependencies(after),
-                after.len(),
-                &raw const params,
-                context
-            )
-        );
-        Self::added(made, node)
+        let (params, context) = (copy_node(copy), self.current_raw());
+        add_node!(self, graph, after, cuGraphAddMemcpyNode(&raw const params, context))
     }
 
     unsafe fn graph_add_fill(
@@ -269,21 +267,8 @@ impl GraphOps for RealDriver {
         after: &[NativeNode],
         fill: &NativeFill,
     ) -> Result<NativeNode> {
-        let params = fill_node(fill);
-        let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
-        let mut node: CUgraphNode = ptr::null_mut();
-        let made = drive!(
-            self,
-            cuGraphAddMemsetNode(
-                &raw mut node,
-                graph,
-                dependencies(after),
-                after.len(),
-                &raw const params,
-                context
-            )
-        );
-        Self::added(made, node)
+        let (params, context) = (fill_node(fill), self.current_raw());
+        add_node!(self, graph, after, cuGraphAddMemsetNode(&raw const params, context))
     }
 
     unsafe fn graph_add_child(
@@ -297,13 +282,7 @@ impl GraphOps for RealDriver {
             let name = codes::name_or_number(code::INVALID_VALUE);
             return Err(codes::error("cuGraphAddChildGraphNode", code::INVALID_VALUE, name, 0));
         }
-        let (graph, child) = (graph.0 as CUgraph, child.0 as CUgraph);
-        let mut node: CUgraphNode = ptr::null_mut();
-        let made = drive!(
-            self,
-            cuGraphAddChildGraphNode(&raw mut node, graph, dependencies(after), after.len(), child)
-        );
-        Self::added(made, node)
+        add_node!(self, graph, after, cuGraphAddChildGraphNode(child.0 as CUgraph))
     }
 
     unsafe fn graph_add_event(
@@ -312,19 +291,7 @@ impl GraphOps for RealDriver {
         after: &[NativeNode],
         event: NativeEvent,
     ) -> Result<NativeNode> {
-        let (graph, event) = (graph.0 as CUgraph, event.0 as CUevent);
-        let mut node: CUgraphNode = ptr::null_mut();
-        let made = drive!(
-            self,
-            cuGraphAddEventRecordNode(
-                &raw mut node,
-                graph,
-                dependencies(after),
-                after.len(),
-                event
-            )
-        );
-        Self::added(made, node)
+        add_node!(self, graph, after, cuGraphAddEventRecordNode(event.0 as CUevent))
     }
 
     unsafe fn graph_add_host(
@@ -333,7 +300,6 @@ impl GraphOps for RealDriver {
         after: &[NativeNode],
         call: HostNode,
     ) -> Result<NativeNode> {
-        let graph = graph.0 as CUgraph;
         let data = Box::into_raw(Box::new(call)).cast::<c_void>();
         let mut object: CUuserObject = ptr::null_mut();
         let owned = drive!(
@@ -345,25 +311,16 @@ impl GraphOps for RealDriver {
             drop(unsafe { Box::from_raw(data.cast::<HostNode>()) });
             return Err(error);
         }
-        if let Err(error) = drive!(self, cuGraphRetainUserObject(graph, object, 1, MOVE)) {
+        if let Err(error) =
+            drive!(self, cuGraphRetainUserObject(graph.0 as CUgraph, object, 1, MOVE))
+        {
             // This reference is the last one, so the release drops the closure.
             let _ = drive!(self, cuUserObjectRelease(object, 1));
             return Err(error);
         }
         let params = CUDA_HOST_NODE_PARAMS { fn_: Some(run_many), userData: data };
-        let mut node: CUgraphNode = ptr::null_mut();
         // After a failure the graph keeps the closure, and drops it at its end.
-        let made = drive!(
-            self,
-            cuGraphAddHostNode(
-                &raw mut node,
-                graph,
-                dependencies(after),
-                after.len(),
-                &raw const params
-            )
-        );
-        Self::added(made, node)
+        add_node!(self, graph, after, cuGraphAddHostNode(&raw const params))
     }
 
     unsafe fn graph_add_empty(
@@ -371,13 +328,7 @@ impl GraphOps for RealDriver {
         graph: NativeGraph,
         after: &[NativeNode],
     ) -> Result<NativeNode> {
-        let mut node: CUgraphNode = ptr::null_mut();
-        let graph = graph.0 as CUgraph;
-        let made = drive!(
-            self,
-            cuGraphAddEmptyNode(&raw mut node, graph, dependencies(after), after.len())
-        );
-        Self::added(made, node)
+        add_node!(self, graph, after, cuGraphAddEmptyNode())
     }
 
     unsafe fn condition_create(&self, graph: NativeGraph) -> Result<NativeCondition> {
@@ -416,7 +367,7 @@ impl GraphOps for RealDriver {
                 &raw mut params,
             )
         });
-        let node = Self::added(made, node)?;
+        let node = added(made, node)?;
         // SAFETY: the parameters are those of a conditional node, of which each value is valid.
         let bodies = unsafe { params.__bindgen_anon_1.conditional.phGraph_out };
         plausible::address(API, bodies as u64, size_of::<CUgraph>() as u64, 8)?;
@@ -459,15 +410,9 @@ impl GraphOps for RealDriver {
     ) -> Result<GraphExecUpdate> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
-        let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        let code = self.on_partition(on, || {
-            // SAFETY: executable and node are the caller's. The driver copies the parameters before
-            // it returns.
-            self.code(|f| unsafe {
-                (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params)
-            })
-        })?;
-        self.updated("cuGraphExecKernelNodeSetParams", code)
+        self.on_partition(on, || {
+            set_node!(self, exec, node, cuGraphExecKernelNodeSetParams_v2(&raw const params))
+        })
     }
 
     unsafe fn exec_set_copy(
@@ -476,15 +421,8 @@ impl GraphOps for RealDriver {
         node: NativeNode,
         copy: &NativeCopy,
     ) -> Result<GraphExecUpdate> {
-        let params = copy_node(copy);
-        let context = self.current_raw();
-        let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: the caller vouches for executable and node. The driver copies the parameters
-        // before it returns.
-        let code = self.code(|f| unsafe {
-            (f.cuGraphExecMemcpyNodeSetParams)(exec, node, &raw const params, context)
-        })?;
-        self.updated("cuGraphExecMemcpyNodeSetParams", code)
+        let (params, context) = (copy_node(copy), self.current_raw());
+        set_node!(self, exec, node, cuGraphExecMemcpyNodeSetParams(&raw const params, context))
     }
 
     unsafe fn exec_set_fill(
@@ -493,15 +431,8 @@ impl GraphOps for RealDriver {
         node: NativeNode,
         fill: &NativeFill,
     ) -> Result<GraphExecUpdate> {
-        let params = fill_node(fill);
-        let context = self.current_raw();
-        let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: the caller vouches for executable and node. The driver copies the parameters
-        // before it returns.
-        let code = self.code(|f| unsafe {
-            (f.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const params, context)
-        })?;
-        self.updated("cuGraphExecMemsetNodeSetParams", code)
+        let (params, context) = (fill_node(fill), self.current_raw());
+        set_node!(self, exec, node, cuGraphExecMemsetNodeSetParams(&raw const params, context))
     }
 
     unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()> {

@@ -1,21 +1,11 @@
-//! Measurements of streams and graphs on this machine, for the command and for scripts.
+//! `leasehold-workbench bench stream` and `graph`: measurements of the CPU's streams and graphs.
 //!
-//! Each function opens a backend of its own, runs for well under a second, and returns plain
-//! numbers that serialise. Results are medians over batches: other work on the machine disturbs
-//! single batches, not the median.
-//!
-//! ```
-//! let report = leasehold_cpu::bench::graph(1, 100, 11)?;
-//! assert!(report.chain_ns_per_node > 0.0);
-//! # Ok::<(), leasehold_core::Error>(())
-//! ```
-//!
-//! This module must not print.
+//! Each function opens a backend of its own, and runs for well under a second. Results are medians
+//! over batches: other work on the machine disturbs single batches, not the median.
 
-use crate::backend::CpuBackend;
-use crate::config::CpuConfig;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Lease, Result};
+use leasehold_cpu::{CpuBackend, CpuConfig};
 use leasehold_hal::{
     Access, Backend, Binding, CpuArgs, Device, DeviceId, Dispatch, KernelCheck, KernelDesc,
     KernelSource, Op, OpList, Pipeline, Plan, Stream, StreamDesc,
@@ -25,37 +15,37 @@ use std::time::{Duration, Instant};
 
 /// The costs of a stream.
 #[derive(Debug, Clone, Serialize)]
-pub struct StreamReport {
+pub(crate) struct StreamReport {
     /// Nanoseconds to enqueue a no-op while the worker runs earlier no-ops: median over batches.
-    pub enqueue_ns: f64,
+    pub(crate) enqueue_ns: f64,
     /// Nanoseconds to enqueue a no-op while a wait holds the worker back.
-    pub enqueue_held_ns: f64,
+    pub(crate) enqueue_held_ns: f64,
     /// Microseconds from the call to the observed completion of a no-op, on a stream that was busy
     /// just before: median.
-    pub warm_completion_us: f64,
+    pub(crate) warm_completion_us: f64,
     /// Microseconds as in `warm_completion_us`: 99th percentile.
-    pub warm_completion_p99_us: f64,
+    pub(crate) warm_completion_p99_us: f64,
     /// Microseconds as in `warm_completion_us`, on a stream whose worker sleeps: median.
-    pub parked_wake_us: f64,
+    pub(crate) parked_wake_us: f64,
     /// Microseconds for a no-op and a blocking wait for it, on a warm stream: median.
-    pub submit_and_wait_us: f64,
+    pub(crate) submit_and_wait_us: f64,
 }
 
 /// The costs of a replay.
 #[derive(Debug, Clone, Serialize)]
-pub struct GraphReport {
+pub(crate) struct GraphReport {
     /// The most threads of a kernel.
-    pub threads: u32,
+    pub(crate) threads: u32,
     /// Nodes of each graph.
-    pub nodes: usize,
+    pub(crate) nodes: usize,
     /// Nanoseconds per node if each node waits for its predecessor: median.
-    pub chain_ns_per_node: f64,
+    pub(crate) chain_ns_per_node: f64,
     /// Nanoseconds per node if no node waits for another: median.
-    pub wide_ns_per_node: f64,
+    pub(crate) wide_ns_per_node: f64,
     /// Nanoseconds per operation if the same no-ops are submitted one by one: median.
-    pub eager_ns_per_node: f64,
+    pub(crate) eager_ns_per_node: f64,
     /// Nanoseconds per node to instantiate the chain.
-    pub instantiate_ns_per_node: f64,
+    pub(crate) instantiate_ns_per_node: f64,
 }
 
 /// A tile that does nothing.
@@ -110,9 +100,10 @@ fn until(stream: &dyn Stream, value: u64) {
 ///
 /// # Errors
 /// Those of the backend.
-pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
+pub(crate) fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
     const BATCH: usize = 1000;
-    let backend = CpuBackend::with_config(CpuConfig { threads, ..CpuConfig::default() })?;
+    let backend =
+        CpuBackend::with_config(threads.map_or_else(CpuConfig::default, CpuConfig::threads))?;
     let device = backend.open(DeviceId::cpu(0))?;
     let stream = device.stream(&StreamDesc::default())?;
     let pipeline = no_op(&*device)?;
@@ -159,8 +150,7 @@ pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
         // A wait that fails would have failed in the loops before.
         waited.push(timed(&|| (), &|v| drop(stream.wait_host(v, None)))?);
     }
-    let asleep = backend.manager().devices().open(leasehold_hal::DeviceId::cpu(0))?.config().spin
-        * 4
+    let asleep = backend.manager().devices().open(DeviceId::cpu(0))?.config().spin * 4
         + Duration::from_millis(1);
     let parked: Result<Vec<f64>> =
         (0..rounds).map(|_| timed(&|| thread::sleep(asleep), &|v| until(&*stream, v))).collect();
@@ -178,7 +168,7 @@ pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
 ///
 /// # Errors
 /// Those of the backend.
-pub fn graph(threads: usize, nodes: usize, rounds: usize) -> Result<GraphReport> {
+pub(crate) fn graph(threads: usize, nodes: usize, rounds: usize) -> Result<GraphReport> {
     let backend = CpuBackend::with_config(CpuConfig::threads(threads))?;
     let device = backend.open(DeviceId::cpu(0))?;
     let stream = device.stream(&StreamDesc::default())?;

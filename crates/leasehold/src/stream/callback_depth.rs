@@ -15,16 +15,16 @@ pub(crate) fn in_host_call() -> bool {
 }
 
 /// Marks the thread as one that runs a call, until it is dropped.
-pub(crate) struct Inside;
+pub(crate) struct InCallback;
 
-impl Inside {
+impl InCallback {
     pub(crate) fn enter() -> Self {
         DEPTH.with(|n| n.set(n.get() + 1));
         Self
     }
 }
 
-impl Drop for Inside {
+impl Drop for InCallback {
     fn drop(&mut self) {
         DEPTH.with(|n| n.set(n.get() - 1));
     }

@@ -1,13 +1,11 @@
-//! Benchmarks of handles and leases against `Arc` in the same process, for programs. Nothing here
-//! is a test.
+//! Benchmarks of handles and leases against `Arc` in the same process, for this example and for
+//! `leasehold-workbench bench lease`. Nothing here is a test.
 //!
 //! Each figure comes from rounds: in each round our operation, then the peer's, for a fraction of a
 //! millisecond each. A disturbance longer than a round does not change the round's ratio. The
 //! figures are medians over the rounds.
-//!
-//! This module must not print, and no library may need it.
 
-use crate::{
+use leasehold_core::{
     EventHandle, Handle, Lease, PoolConfig, Recycle, Resource, Result, SlotPool, Tagged, tags,
 };
 use std::hint::black_box;
@@ -78,7 +76,8 @@ pub struct Bench {
     arc: Arc<Thing>,
 }
 
-type Body = fn(&Bench, u64);
+/// An operation, which runs so many times.
+pub type Body = fn(&Bench, u64);
 
 impl Bench {
     /// Makes pools with one idle resource each, and one held resource.
@@ -94,32 +93,18 @@ impl Bench {
         Ok(Self { list, cells, lease, handle, arc: Arc::new(Thing([1; 4])) })
     }
 
-    /// The operation of this name, which runs `n` times.
-    #[must_use]
-    pub fn body(name: &str) -> Option<Body> {
-        Some(match name {
-            "acquire_release" => Self::acquire_release,
-            "acquire_handle_release" => Self::acquire_handle_release,
-            "acquire_release_cells" => Self::acquire_release_cells,
-            "clone_drop" => Self::clone_drop,
-            "lease_handle_drop" => Self::lease_handle_drop,
-            "is_alive" => Self::is_alive,
-            "arc_new_drop" => Self::arc_new_drop,
-            "arc_clone_drop" => Self::arc_clone_drop,
-            _ => return None,
-        })
-    }
-
+    /// Takes a recycled slot and gives it back.
     #[inline(never)]
-    fn acquire_release(&self, n: u64) {
+    pub fn acquire_release(&self, n: u64) {
         for i in 0..n {
             let Ok(lease) = self.list.acquire(black_box(&i)) else { return };
             drop(black_box(lease));
         }
     }
 
+    /// The same, and asks for the handle.
     #[inline(never)]
-    fn acquire_handle_release(&self, n: u64) {
+    pub fn acquire_handle_release(&self, n: u64) {
         for i in 0..n {
             let Ok(lease) = self.list.acquire(black_box(&i)) else { return };
             black_box(lease.handle());
@@ -127,45 +112,51 @@ impl Bench {
         }
     }
 
+    /// The same through a thread cell.
     #[inline(never)]
-    fn acquire_release_cells(&self, n: u64) {
+    pub fn acquire_release_cells(&self, n: u64) {
         for i in 0..n {
             let Ok(lease) = self.cells.acquire(black_box(&i)) else { return };
             drop(black_box(lease));
         }
     }
 
+    /// Clones a lease and drops the clone.
     #[inline(never)]
-    fn clone_drop(&self, n: u64) {
+    pub fn clone_drop(&self, n: u64) {
         for _ in 0..n {
             drop(black_box(black_box(&self.lease).clone()));
         }
     }
 
+    /// Leases by a handle.
     #[inline(never)]
-    fn lease_handle_drop(&self, n: u64) {
+    pub fn lease_handle_drop(&self, n: u64) {
         for _ in 0..n {
             let Ok(lease) = self.list.lease(black_box(self.handle)) else { return };
             drop(black_box(lease));
         }
     }
 
+    /// Asks whether a handle is alive.
     #[inline(never)]
-    fn is_alive(&self, n: u64) {
+    pub fn is_alive(&self, n: u64) {
         for _ in 0..n {
             black_box(self.list.is_alive(black_box(self.handle)));
         }
     }
 
+    /// `Arc::new` and its drop.
     #[inline(never)]
-    fn arc_new_drop(&self, n: u64) {
+    pub fn arc_new_drop(&self, n: u64) {
         for i in 0..n {
             drop(black_box(Arc::new(black_box(Thing([i, 0, 0, 0])))));
         }
     }
 
+    /// A clone of an `Arc` and its drop.
     #[inline(never)]
-    fn arc_clone_drop(&self, n: u64) {
+    pub fn arc_clone_drop(&self, n: u64) {
         for _ in 0..n {
             drop(black_box(black_box(&self.arc).clone()));
         }

@@ -7,7 +7,7 @@
 //! | of two backends | staged: down from the source, up to the destination, by pinned memory |
 //!
 //! # A staged copy
-//! The caller's stream works on its own device, a [companion](StreamCore::companion) on the other
+//! The caller's stream works on its own device, a [companion](StreamInner::companion) on the other
 //! one. The companion begins after all that the stream was given before, and the stream goes on
 //! after the companion, so all of the copy has its place in the stream's order. It is cut into
 //! pieces. They go by two staging buffers in turns, so that one goes down while the one before goes
@@ -20,7 +20,7 @@
 //! piece to a stream of its own there and waits for it. Pieces follow one another.
 
 use crate::runtime::RuntimeInner;
-use crate::stream::{Locked, Stream, StreamCore, add_wait, push_waits};
+use crate::stream::{Locked, Stream, StreamInner, add_wait, push_waits};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
@@ -195,7 +195,7 @@ impl Way<'_> {
     /// Host memory that `first` writes first, and to which no handle leads. Where one side is host
     /// memory its driver must know the staging memory too; else it is of the device that has pinned
     /// memory, if one has.
-    fn staging(&self, first: &StreamCore, bytes: u64) -> Result<Lease<Buffer>> {
+    fn staging(&self, first: &StreamInner, bytes: u64) -> Result<Lease<Buffer>> {
         let pinned = |r: &RuntimeInner| r.device.caps().pinned;
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
         let runtime = if of_other { &self.other } else { self.ours() };
@@ -218,7 +218,7 @@ impl Way<'_> {
                 ));
             }
         }
-        let own: &StreamCore = stream.under();
+        let own: &StreamInner = stream.under();
         let companion =
             &*own.companion(other.clone(), || other.create_core(&StreamDesc::default()))?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
@@ -384,46 +384,5 @@ impl Carrier {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rows(width: u64, rows: u64, src_pitch: u64, dst_pitch: u64) -> Copy2d {
-        Copy2d { src: 0, src_native: 0, src_pitch, dst: 0, dst_native: 0, dst_pitch, width, rows }
-    }
-
-    /// The bytes that pieces name, in order.
-    fn bytes(pieces: &[Vec<Run>]) -> Vec<(u64, u64)> {
-        pieces.iter().flatten().flat_map(|r| (0..r.bytes).map(|i| (r.src + i, r.dst + i))).collect()
-    }
-
-    #[test]
-    fn pieces_are_all_of_a_copy_in_order() {
-        for (width, n, src, dst) in
-            [(10, 1, 0, 0), (10, 4, 10, 10), (10, 7, 16, 10), (7, 300, 8, 9), (1, 1000, 1, 2)]
-        {
-            for size in [1, 3, 10, 64, 10_000] {
-                let c = rows(width, n, src, dst);
-                let expect: Vec<_> = (0..n)
-                    .flat_map(|r| (0..width).map(move |i| (r * src + i, r * dst + i)))
-                    .collect();
-                let all = pieces(&c, size);
-                assert_eq!(bytes(&all), expect, "{c:?} in pieces of {size}");
-                assert!(
-                    all.iter()
-                        .all(|p| p.len() <= RUNS && p.iter().map(|r| r.bytes).sum::<u64>() <= size)
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn what_has_no_gaps_is_one_run() {
-        assert_eq!(pieces(&rows(10, 4, 10, 10), 100), [[Run { src: 0, dst: 0, bytes: 40 }]]);
-    }
-
-    #[test]
-    fn staging_is_bounded_and_no_longer_than_the_copy() {
-        let sizes = [1, 1 << 20, 4 << 20, 1 << 30, 1 << 37].map(piece_bytes);
-        assert_eq!(sizes, [1, 1 << 20, 1 << 20, 16 << 20, 32 << 20]);
-    }
-}
+#[path = "../../tests/unit/peer_copy.rs"]
+mod tests;

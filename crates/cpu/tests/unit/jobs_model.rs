@@ -1,9 +1,9 @@
-//! Loom's models of the [`Crew`]. Every tile runs once, no helper sleeps through a wake-up, and no
+//! Loom's models of the [`Jobs`]. Every tile runs once, no helper sleeps through a wake-up, and no
 //! call outlives its owner.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p leasehold-cpu --lib`.
 
-use super::crew::Crew;
+use super::jobs::Jobs;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 
@@ -34,11 +34,11 @@ impl Cells {
     }
 }
 
-fn helper(crew: &Arc<Crew>) -> thread::JoinHandle<()> {
-    let crew = crew.clone();
+fn helper(jobs: &Arc<Jobs>) -> thread::JoinHandle<()> {
+    let jobs = jobs.clone();
     thread::spawn(move || {
         loop {
-            if !crew.help(0) && !crew.sleep() {
+            if !jobs.help(0) && !jobs.sleep() {
                 return;
             }
         }
@@ -46,8 +46,8 @@ fn helper(crew: &Arc<Crew>) -> thread::JoinHandle<()> {
 }
 
 /// Runs a job whose owner and helpers call the same function.
-fn run(crew: &Crew, tiles: u64, ring: u32, body: impl Fn(u64, u64) + Sync) {
-    crew.run(tiles, u64::MAX, ring, &body, &body).unwrap();
+fn run(jobs: &Jobs, tiles: u64, ring: u32, body: impl Fn(u64, u64) + Sync) {
+    jobs.run(tiles, u64::MAX, ring, &body, &body).unwrap();
 }
 
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
@@ -63,19 +63,19 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn tiles_run_once_and_calls_do_not_outlive_their_owner() {
     model(3, || {
-        let crew = Arc::new(Crew::new());
-        let helper = helper(&crew);
+        let jobs = Arc::new(Jobs::new());
+        let helper = helper(&jobs);
         for tiles in [2, 1] {
             let cells = Cells::new(tiles);
             let alive = AtomicBool::new(true);
-            run(&crew, tiles as u64, 1, |from, to| {
+            run(&jobs, tiles as u64, 1, |from, to| {
                 assert!(alive.load(Ordering::Relaxed), "called after its owner left");
                 cells.bump(from, to);
             });
             alive.store(false, Ordering::Relaxed);
             cells.expect(1);
         }
-        crew.dismiss();
+        jobs.dismiss();
         helper.join().unwrap();
     });
 }
@@ -84,12 +84,12 @@ fn tiles_run_once_and_calls_do_not_outlive_their_owner() {
 #[test]
 fn two_helpers_share() {
     model(2, || {
-        let crew = Arc::new(Crew::new());
-        let helpers = [helper(&crew), helper(&crew)];
+        let jobs = Arc::new(Jobs::new());
+        let helpers = [helper(&jobs), helper(&jobs)];
         let cells = Cells::new(3);
-        run(&crew, 3, 2, |from, to| cells.bump(from, to));
+        run(&jobs, 3, 2, |from, to| cells.bump(from, to));
         cells.expect(1);
-        crew.dismiss();
+        jobs.dismiss();
         for h in helpers {
             h.join().unwrap();
         }
@@ -100,21 +100,21 @@ fn two_helpers_share() {
 #[test]
 fn two_owners_and_one_slot() {
     model(2, || {
-        let crew = Arc::new(Crew::new());
-        let helper = helper(&crew);
+        let jobs = Arc::new(Jobs::new());
+        let helper = helper(&jobs);
         let other = {
-            let crew = crew.clone();
+            let jobs = jobs.clone();
             thread::spawn(move || {
                 let cells = Cells::new(2);
-                run(&crew, 2, 1, |from, to| cells.bump(from, to));
+                run(&jobs, 2, 1, |from, to| cells.bump(from, to));
                 cells.expect(1);
             })
         };
         let cells = Cells::new(2);
-        run(&crew, 2, 1, |from, to| cells.bump(from, to));
+        run(&jobs, 2, 1, |from, to| cells.bump(from, to));
         cells.expect(1);
         other.join().unwrap();
-        crew.dismiss();
+        jobs.dismiss();
         helper.join().unwrap();
     });
 }
@@ -124,16 +124,16 @@ fn two_owners_and_one_slot() {
 #[test]
 fn nobody_sleeps_through_the_bell() {
     model(3, || {
-        let crew = Arc::new(Crew::new());
-        let helper = helper(&crew);
+        let jobs = Arc::new(Jobs::new());
+        let helper = helper(&jobs);
         let arrived = AtomicU32::new(0);
-        run(&crew, 2, 1, |_, _| {
+        run(&jobs, 2, 1, |_, _| {
             arrived.fetch_add(1, Ordering::AcqRel);
             while arrived.load(Ordering::Acquire) < 2 {
                 thread::yield_now();
             }
         });
-        crew.dismiss();
+        jobs.dismiss();
         helper.join().unwrap();
     });
 }

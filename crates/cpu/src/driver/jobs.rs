@@ -13,7 +13,7 @@
 //! - `next`: the next unclaimed tile; threads claim tiles by `fetch_add`, each time a part of those
 //!   that are left. So ranges are long at first, and the last ones balance the load.
 //! - `open`: one bit for each slot that may have unclaimed tiles.
-//! - `sleepers`, `stop`: the number of sleeping helpers; whether the crew is dismissed.
+//! - `sleepers`, `stop`: the number of sleeping helpers; whether the helpers are dismissed.
 //!
 //! - `members`: A helper first adds itself and checks the bit of the old value. If the slot
 //!   is closed, the helper subtracts itself without access to other fields.
@@ -31,7 +31,7 @@
 //! - The writes of a tile are visible to the owner: the helper's subtraction releases, the owner's
 //!   load acquires.
 //! - If the job is small, an owner may choose to wake no helper: then helpers that are awake help,
-//!   and the owner runs the other tiles. No job depends on a helper, so a crew without helpers is
+//!   and the owner runs the other tiles. No job depends on a helper, so jobs without helpers are
 //!   complete.
 //!
 //! This module must not know threads, time or what a tile is.
@@ -60,7 +60,7 @@ struct Slot {
 }
 
 /// Jobs, and the state of the helpers.
-pub(crate) struct Crew {
+pub(crate) struct Jobs {
     slots: Box<[CachePadded<Slot>]>,
     open: CachePadded<AtomicU64>,
     sleepers: CachePadded<AtomicU32>,
@@ -70,12 +70,12 @@ pub(crate) struct Crew {
 
 // SAFETY: the slot's one owner writes `body` while no helper is inside. Helpers read it inside the
 // open host timeline (see the protocol).
-unsafe impl Sync for Crew {}
+unsafe impl Sync for Jobs {}
 // SAFETY: the functions are `Sync`, so their references are `Send`. The host timeline orders all
 // accesses to `body` (see the protocol).
-unsafe impl Send for Crew {}
+unsafe impl Send for Jobs {}
 
-impl Crew {
+impl Jobs {
     pub(crate) fn new() -> Self {
         let slot = || {
             CachePadded::new(Slot {
@@ -232,7 +232,8 @@ impl Crew {
         }
     }
 
-    /// Sleeps until a wake-up. Returns `false` if the crew is dismissed. May return without cause.
+    /// Sleeps until a wake-up. Returns `false` if the helpers are dismissed. May return without
+    /// cause.
     pub(crate) fn sleep(&self) -> bool {
         let mut stop = self.stop.lock();
         self.sleepers.fetch_add(1, Ordering::Relaxed);
