@@ -20,7 +20,7 @@ cd "$(dirname "$0")/.."
 
 # The patches of upper crates first, so that a build seldom makes everything anew.
 order() {
-    for crate in capi collective leasehold mps cuda sim cpu engine hal alloc core; do
+    for crate in capi collective leasehold mps cuda sim cpu hal alloc core; do
         grep -l "^diff --git a/[a-z]*/$crate/" testing/defects/*.patch || true
     done | awk '!seen[$0]++'
 }

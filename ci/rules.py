@@ -33,7 +33,7 @@ RUST = HOUSES + ("examples", "python")
 # Circles of files, by imports and calls of methods, and files in them. A bound may only
 # fall. (A table of children in a `mod.rs` counts too, and does no harm.)
 CIRCLES = {
-    **{"crates/core": "1:2", "crates/engine": "1:5", "crates/cpu": "1:2", "crates/cuda": "1:7"},
+    **{"crates/core": "1:2", "crates/hal": "1:5", "crates/cpu": "1:2", "crates/cuda": "1:7"},
     **{"crates/mps": "1:4", "crates/leasehold": "1:2", "models/operators": "1:4"},
     **{"models/serve": "1:5", "testing/alloc-bench": "1:2", "testing/conformance": "1:4", "testing/cuda-sim": "1:5"},
     **{"testing/cuda-traces": "1:11", "testing/mps-sim": "1:6", "testing/sim": "3:10"},
@@ -258,6 +258,22 @@ def neighbours():
                 yield f"{folder} needs {name} ({other_house}/)"
 
 
+# Who names the engine beside its own files: backends, and the glossary, whose paths are compiled.
+ENGINE = ("crates/hal/src/engine", "crates/cpu", "crates/cuda", "crates/mps", "testing/sim")
+ENGINE += ("testing/workbench/tests/glossary",)
+
+
+def engine():
+    # What is above a backend uses the traits of `hal`, and the traits do not know the engine. A
+    # name may stand in an import's braces, and a `use` of `hal` by another name hides it.
+    others = [name for name in select(".rs", under=RUST) if not name.startswith(tuple(f"{folder}/" for folder in ENGINE))]
+    hal = [name for name in others if name.startswith("crates/hal/")]
+    above = re.compile(r"hal::(?:\{[^;]*?\b)?engine\b|\bleasehold_hal as\b")
+    inside = re.compile(r"\b(?:crate|self|super)::(?:\{[^;]*?\b)?engine\b|\bengine::")
+    for place, line, _ in [*lines(others, above), *lines(hal, inside)]:
+        yield f"{place}: {line.strip()}"
+
+
 def circles(folder):
     if not any(name.startswith(f"{folder}/src/") for name in files()):
         yield f"{folder} has no files"
@@ -344,6 +360,7 @@ RULES = {
     "links to known public hosts only (the list is in ci/rules.py)": links,
     "imports run downwards": floors,
     "neighbours use the runtime by its faces": neighbours,
+    "backends alone name the engine, and the rest of hal does not": engine,
     "ARCHITECTURE.md's list of the files that a launch passes is true": launch,
     "public unsafe functions and traits are named in docs/unsafe.md": unsafe_named,
     "fields of configurations say their default": defaults,
