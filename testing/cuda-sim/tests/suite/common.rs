@@ -1,15 +1,15 @@
 //! The backend over the simulated driver, for the shared test bench.
 
 use leasehold_conformance::TestKernel;
+pub use leasehold_conformance::testbench::*;
 use leasehold_core::Result;
 use leasehold_core::sync::Arc;
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_hal::KernelDesc;
 use leasehold_sim::{MachineConfig, Monitor};
-pub use leasehold_testbench::*;
 
-pub type Bench = leasehold_testbench::Bench<Cuda>;
+pub type Bench = leasehold_conformance::testbench::Bench<Cuda>;
 
 /// CUDA over the simulated driver.
 pub struct Cuda;

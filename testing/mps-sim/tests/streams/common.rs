@@ -1,15 +1,15 @@
 //! The backend over the simulated driver, for the shared test bench.
 
 use leasehold_conformance::TestKernel;
+pub use leasehold_conformance::testbench::*;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result};
 use leasehold_hal::{Access, Device, KernelCheck, KernelDesc, KernelSource, Pipeline};
 use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_mps_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{MachineConfig, Monitor};
-pub use leasehold_testbench::*;
 
-pub type Bench = leasehold_testbench::Bench<Mps>;
+pub type Bench = leasehold_conformance::testbench::Bench<Mps>;
 
 /// Metal over the simulated driver.
 pub struct Mps;

@@ -1,10 +1,10 @@
 //! A random program whose results show mistakes in the order of work: edges between streams, reuse
 //! of memory, deferred work, graphs, uploads, publication.
 
-use crate::work::*;
-use crate::{Bench, Dice, Subject, two_devices};
+use super::work::*;
+use super::{Bench, Dice, Subject, two_devices};
+use crate::TestKernel;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_conformance::TestKernel;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Lease, Result, Timeline};
 use leasehold_hal::{

@@ -1,7 +1,7 @@
 //! Short names of the calls that tests make.
 
+use crate::TestKernel;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_conformance::TestKernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result};
 use leasehold_hal::{

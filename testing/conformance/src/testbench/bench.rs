@@ -1,6 +1,6 @@
 //! A backend over its simulated driver, with the kernels that tests launch.
 
-use leasehold_conformance::{TestKernel, simulated};
+use crate::{TestKernel, simulated};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Error, Lease, Result};

@@ -1,8 +1,8 @@
 //! A failing driver call at every index of a whole life cycle.
 
-use crate::work::*;
-use crate::{Bench, Subject, two_devices};
-use leasehold_conformance::TestKernel;
+use super::work::*;
+use super::{Bench, Subject, two_devices};
+use crate::TestKernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::{
