@@ -274,6 +274,16 @@ def engine():
         yield f"{place}: {line.strip()}"
 
 
+def toy():
+    # It shows that an outsider can write a backend: it names what an outsider has, and no backend.
+    under = "testing/conformance/examples/toy"
+    for place, line, match in lines(select(".rs", under=(under,)), re.compile(r"\bleasehold\w*\b(?=::| as )")):
+        if match[0] not in ("leasehold", "leasehold_hal", "leasehold_conformance"):
+            yield f"{place}: {line.strip()}"
+    if not select(".rs", under=(under,)):
+        yield f"{under} has no files"
+
+
 def circles(folder):
     if not any(name.startswith(f"{folder}/src/") for name in files()):
         yield f"{folder} has no files"
@@ -361,6 +371,7 @@ RULES = {
     "imports run downwards": floors,
     "neighbours use the runtime by its faces": neighbours,
     "backends alone name the engine, and the rest of hal does not": engine,
+    "the toy backend names what an outsider has": toy,
     "ARCHITECTURE.md's list of the files that a launch passes is true": launch,
     "public unsafe functions and traits are named in docs/unsafe.md": unsafe_named,
     "fields of configurations say their default": defaults,

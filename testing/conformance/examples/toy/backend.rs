@@ -1,24 +1,7 @@
 //! `toy:0`: a backend in one file. Memory is the process's, a stream is a thread, a kernel is a
 //! Rust function.
 //!
-//! The guide "Write a backend" explains it. `tests/conformance.rs` runs the conformance suite on
-//! it.
-//!
-//! ```
-//! use leasehold::{Context, DeviceId, View};
-//! use leasehold_toy::{KIND, ToyBackend};
-//! use std::sync::Arc;
-//!
-//! # fn main() -> leasehold::Result<()> {
-//! let context = Context::with_backends(vec![Arc::new(ToyBackend::new()?)]);
-//! let runtime = context.runtime(DeviceId::new(KIND, 0))?;
-//! let x = runtime.upload(&[1.0f32, 2.0, 3.0])?;
-//! let y = runtime.zeros::<f32>(3)?;
-//! runtime.stream().copy(y.view(), x.view())?;
-//! assert_eq!(runtime.to_vec(&y)?, [1.0, 2.0, 3.0]);
-//! # runtime.close(std::time::Duration::from_secs(10))
-//! # }
-//! ```
+//! The guide "Write a backend" explains it. `main.rs` beside it runs the conformance suite on it.
 
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Condvar, Mutex};
