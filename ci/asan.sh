@@ -23,7 +23,7 @@ CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/asan"
 export CARGO_TARGET_DIR
 if [ "${1:-}" = short ]; then
     set --
-    for crate in -core -alloc -hal -cpu -cuda -cuda-sim '' -memory -stress; do set -- "$@" -p "leasehold$crate"; done
+    for crate in -core -alloc -hal -cpu -cuda -sim '' -memory -stress; do set -- "$@" -p "leasehold$crate"; done
 fi
 [ $# -gt 0 ] || set -- --workspace
 ci/test.sh --target "$host" --lib --bins --tests "$@"

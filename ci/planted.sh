@@ -72,11 +72,9 @@ failed=0
 logged() { (cd "$tree" && "$@") >"$planted/log" 2>&1; }
 # The dev profile: such a test shares its dependencies with the command.
 test_of() { # TARGET [ARGUMENT]
-    crate=leasehold-$1
-    target=suite
-    [ "$1" = cuda-sim ] || target=streams
+    target=${1%-sim}
     shift
-    logged timeout 1800 cargo test --quiet --profile dev -p "$crate" --test "$target" -- "$@"
+    logged timeout 1800 cargo test --quiet --profile dev -p leasehold-sim --test "$target" -- "$@"
 }
 model() {
     export RUSTFLAGS="--cfg loom -A warnings ${RUSTFLAGS:-}" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/loom"

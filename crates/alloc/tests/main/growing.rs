@@ -7,9 +7,9 @@ use leasehold_alloc::{
     Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, SharedBudget,
     SuspendableBacking,
 };
-use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::sync::Mutex;
 use leasehold_core::{BufferHandle, Error, Lease, Result};
+use leasehold_sim::memory::{Call, FakeBacking, Fault, VirtualStream};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::channel;
 use std::time::Duration;

@@ -6,8 +6,8 @@ use crate::model::Rng;
 use leasehold_alloc::{
     Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget, SuspendableBacking,
 };
-use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::Error;
+use leasehold_sim::memory::{Call, FakeBacking, Fault, VirtualStream};
 use std::cell::{Cell, RefCell};
 
 fn config(budget: &SharedBudget, policy: Policy) -> AllocatorConfig {

@@ -10,13 +10,12 @@
 //! This module must not know a backend or a case.
 
 mod bench;
-mod dice;
 pub mod faults;
 pub mod order;
 mod work;
 
 pub use bench::{Bench, Subject, two_devices};
-pub use dice::Dice;
+pub use leasehold_sim::Dice;
 pub use work::{
     Host, bind, buffer, copy, dispatch, fill, one, read, stream, submit, try_buffer, wait,
 };
