@@ -28,7 +28,7 @@ types() {
     fi
     export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/apple"
     cargo clippy --quiet --locked --target "$target" --package leasehold-mps -- -D warnings
-    cargo clippy --quiet --locked --target "$target" --package leasehold-mps --package leasehold-mps-sim --all-targets --all-features -- -D warnings
+    cargo clippy --quiet --locked --target "$target" --package leasehold-mps --package leasehold-sim --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --target "$target" --package leasehold-mps --no-deps
     # The programs that ci/apple.sh device builds there.
     cargo check --quiet --locked --target "$target" --package leasehold-cli --no-default-features --features mps --example check_golden --bins

@@ -20,7 +20,7 @@ cd "$(dirname "$0")/.."
 
 # The patches of upper crates first, so that a build seldom makes everything anew.
 order() {
-    for crate in capi collective leasehold mps cuda sim cpu engine hal alloc core; do
+    for crate in capi collective leasehold mps cuda sim cpu hal alloc core; do
         grep -l "^diff --git a/[a-z]*/$crate/" testing/defects/*.patch || true
     done | awk '!seen[$0]++'
 }
@@ -72,11 +72,9 @@ failed=0
 logged() { (cd "$tree" && "$@") >"$planted/log" 2>&1; }
 # The dev profile: such a test shares its dependencies with the command.
 test_of() { # TARGET [ARGUMENT]
-    crate=leasehold-$1
-    target=suite
-    [ "$1" = cuda-sim ] || target=streams
+    target=${1%-sim}
     shift
-    logged timeout 1800 cargo test --quiet --profile dev -p "$crate" --test "$target" -- "$@"
+    logged timeout 1800 cargo test --quiet --profile dev -p leasehold-sim --test "$target" -- "$@"
 }
 model() {
     export RUSTFLAGS="--cfg loom -A warnings ${RUSTFLAGS:-}" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/loom"

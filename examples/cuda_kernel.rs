@@ -8,7 +8,7 @@
 use leasehold::cuda::CudaConfig;
 use leasehold::kernel::{Kernel, KernelSource, Read, Write};
 use leasehold::prelude::*;
-use leasehold_cuda_sim::SimDriverConfig;
+use leasehold_sim::cuda::SimDriverConfig;
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ fn simulated() -> Result<Runtime> {
     kernels.register("row_sums", KernelSpec::new(&[Access::Read, Access::Write], 4, body));
     let machine = MachineConfig::seed(1).kernels(kernels);
     let backend =
-        leasehold_cuda_sim::backend(SimDriverConfig::new(machine), CudaConfig::default())?;
+        leasehold_sim::cuda::backend(SimDriverConfig::new(machine), CudaConfig::default())?;
     Context::with_backends(vec![Arc::new(backend)]).runtime(DeviceId::cuda(0))
 }
 

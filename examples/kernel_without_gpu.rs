@@ -35,8 +35,8 @@ fn row_sums() -> Result<KernelBase> {
 /// The device: a GPU, or a simulated one.
 fn runtime(simulated: bool) -> Result<Runtime> {
     let cuda = if simulated {
-        let driver = leasehold_cuda_sim::SimDriverConfig::default();
-        leasehold_cuda_sim::backend(driver, CudaConfig::default())?
+        let driver = leasehold_sim::cuda::SimDriverConfig::default();
+        leasehold_sim::cuda::backend(driver, CudaConfig::default())?
     } else {
         CudaBackend::new()
     };

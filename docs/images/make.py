@@ -27,7 +27,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RUN = ROOT / "bench/runs/2026-11-25-h200/decode.txt"
-TRACE = ROOT / "testing/alloc-bench/traces/resnet50_train.csv.gz"
+TRACE = ROOT / "testing/sim/workloads/resnet50_train.csv.gz"
 COLOURS = ["#3b6ea8", "#d0803a", "#5a9a5a", "#a3558f", "#8a8a3a", "#4aa0a0", "#b05a5a", "#7a6ab0"]
 GREY, INK = "#8a8f98", "#22262c"
 

@@ -52,8 +52,8 @@ fn simulated() -> Result<CudaBackend> {
     let size = size_of::<Params>() as u32;
     kernels.register("scale", KernelSpec::new(&[Access::Read, Access::Write], size, body));
     let machine = MachineConfig::seed(1).kernels(kernels);
-    let driver = leasehold_cuda_sim::SimDriverConfig::new(machine);
-    leasehold_cuda_sim::backend(driver, CudaConfig::default())
+    let driver = leasehold_sim::cuda::SimDriverConfig::new(machine);
+    leasehold_sim::cuda::backend(driver, CudaConfig::default())
 }
 
 fn main() -> Result<()> {

@@ -55,7 +55,7 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 ///
 /// ```
 /// use leasehold_alloc::*;
-/// use leasehold_alloc_bench::FakeBacking;
+/// use leasehold_sim::memory::FakeBacking;
 /// # use leasehold_core::*;
 /// # struct Idle(TimelineOwner);
 /// # // SAFETY: nothing is ever submitted to it.

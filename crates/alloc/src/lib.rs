@@ -118,10 +118,10 @@ mod trim;
 #[cfg(test)]
 extern crate self as leasehold_alloc;
 #[cfg(test)]
-#[path = "../../../testing/alloc-bench/src/fake.rs"]
+#[path = "../../../testing/sim/src/memory/fake.rs"]
 pub mod fake;
 #[cfg(all(test, not(loom)))]
-#[path = "../../../testing/alloc-bench/src/virtual_stream.rs"]
+#[path = "../../../testing/sim/src/memory/virtual_stream.rs"]
 pub mod virtual_stream;
 
 pub use allocator::{Allocator, AllocatorCell};

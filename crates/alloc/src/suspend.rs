@@ -82,7 +82,7 @@ impl Shared {
 ///
 /// ```
 /// use leasehold_alloc::*;
-/// use leasehold_alloc_bench::{FakeBacking, VirtualStream};
+/// use leasehold_sim::memory::{FakeBacking, VirtualStream};
 /// # use leasehold_core::Error;
 /// let driver = FakeBacking::new(1 << 30);
 /// let backing = SuspendableBacking::new(Box::new(driver.clone()), None)?;

@@ -11,8 +11,8 @@ use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
-use leasehold_engine::partitions;
-use leasehold_engine::waits::{self, Awaited, synchronize};
+use leasehold_hal::engine::partitions;
+use leasehold_hal::engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
     Backend, BackendKind, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
     KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Sharing, Stream, StreamDesc,
@@ -105,7 +105,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        Ok(leasehold_engine::host_memory::info())
+        Ok(leasehold_hal::engine::host_memory::info())
     }
 
     fn make_current(&self) -> Result<()> {

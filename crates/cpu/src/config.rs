@@ -77,7 +77,7 @@ impl CpuConfig {
         self
     }
 
-    leasehold_engine::config_setters!(streams debug trace_events);
+    leasehold_hal::config_setters!(streams debug trace_events);
 
     /// Sets the use of huge pages.
     #[must_use]

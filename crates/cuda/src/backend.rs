@@ -8,9 +8,9 @@ use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timepoint};
-use leasehold_engine::backend::DriverBackend;
-use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::waits::synchronize;
+use leasehold_hal::engine::backend::DriverBackend;
+use leasehold_hal::engine::driver::DriverDevice;
+use leasehold_hal::engine::waits::synchronize;
 use leasehold_hal::{
     BackendKind, Description, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
     MemoryInfo, MemoryKind, Partition, PartitionSize, Pipeline, Plan, Sharing, Stream, StreamDesc,

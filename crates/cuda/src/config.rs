@@ -71,7 +71,7 @@ impl Default for CudaConfig {
 }
 
 impl CudaConfig {
-    leasehold_engine::config_setters!(streams inline debug trace_events);
+    leasehold_hal::config_setters!(streams inline debug trace_events);
 
     /// Sets the source of device memory.
     #[must_use]

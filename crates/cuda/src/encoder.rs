@@ -30,8 +30,8 @@ use crate::engine::shared::Place;
 use crate::engine::stream::CudaStream;
 use leasehold_alloc::Buffer;
 use leasehold_core::{Error, Result, UniqueLease};
-use leasehold_engine::driver::Sink;
-use leasehold_engine::staging::HostAddress;
+use leasehold_hal::engine::driver::Sink;
+use leasehold_hal::engine::staging::HostAddress;
 use leasehold_hal::{Copies, Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 

@@ -36,12 +36,14 @@
 //! - [`HostTimeline`]. CPU: atomic. CUDA: unsupported at first (host deferral). Metal:
 //!   `MTLSharedEvent`.
 //!
-//! This crate must hold no policy, no cache and no pool.
+//! The module [`engine`] is for authors of backends: it has what is the same over every driver. The
+//! rest of this crate does not know it, and must hold no policy, no cache and no pool.
 
 pub mod backend;
 mod check;
 pub mod conditional;
 pub mod copies;
+pub mod engine;
 pub mod graph;
 pub mod hazard;
 pub mod id;

@@ -13,7 +13,7 @@ use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::prelude::*;
 use leasehold::{Context, Growing};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -6,10 +6,10 @@ use crate::driver::ops::Storage;
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timepoint};
-use leasehold_engine::backend::DriverBackend;
-use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::partitions;
-use leasehold_engine::waits::synchronize;
+use leasehold_hal::engine::backend::DriverBackend;
+use leasehold_hal::engine::driver::DriverDevice;
+use leasehold_hal::engine::partitions;
+use leasehold_hal::engine::waits::synchronize;
 use leasehold_hal::{
     BackendKind, Description, Device, DeviceId, GraphExec, HostTimeline, KernelDesc, MemoryInfo,
     MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,

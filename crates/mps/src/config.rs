@@ -75,7 +75,7 @@ impl MpsConfig {
         self
     }
 
-    leasehold_engine::config_setters!(streams inline debug trace_events);
+    leasehold_hal::config_setters!(streams inline debug trace_events);
 
     /// Sets the dispatches and the bytes after which a stream commits its command buffer. One
     /// dispatch means a commit after each submission.

@@ -11,7 +11,7 @@ use page::{Page, exists, pages, read};
 const EXCERPTS: [(&str, &str); 3] = [
     ("docs/tutorials/first-program.md", "examples/quickstart.rs"),
     ("docs/how-to/cuda-kernel.md", "examples/cuda_kernel.rs"),
-    ("docs/how-to/write-a-backend.md", "examples/toy/lib.rs"),
+    ("docs/how-to/write-a-backend.md", "testing/conformance/examples/toy/backend.rs"),
 ];
 
 /// Panics with what was found, if anything.

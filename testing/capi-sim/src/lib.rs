@@ -10,15 +10,15 @@
 use leasehold::{Backend, Context, Error, Result, Runtime, cuda};
 use leasehold_capi::extend::{self, ffi_guard};
 use leasehold_collective::driver::CollectiveOps;
-use leasehold_collective_sim::SimCollectives;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_cuda::driver::ops::{
     CaptureMode, ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext,
     NativeFill, NativeStream, StreamOps,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::MachineConfig;
+use leasehold_sim::collective::SimCollectives;
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Bytes of each simulated device.

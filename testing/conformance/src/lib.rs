@@ -111,6 +111,8 @@
 //!
 //! # Simulated drivers
 //! Feature `sim` adds the module `simulated`, for a [`Factory`] over a machine of `leasehold-sim`.
+//! Feature `testbench` adds what tests of this workspace's backends share. A registry's package has
+//! no such module.
 //!
 //! This crate must not know a concrete backend.
 
@@ -128,6 +130,8 @@ mod report;
 mod runner;
 #[cfg(feature = "sim")]
 pub mod simulated;
+#[cfg(feature = "testbench")]
+pub mod testbench;
 mod variant;
 
 pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tag, Tier};

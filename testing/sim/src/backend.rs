@@ -10,9 +10,9 @@ use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
-use leasehold_engine::partitions::StreamKey;
-use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::backend::no_partitions;
+use leasehold_hal::engine::partitions::StreamKey;
+use leasehold_hal::engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
     Backend, BackendKind, Caps, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
     KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Partition, PartitionSize, Pipeline,

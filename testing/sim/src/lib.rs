@@ -14,6 +14,16 @@
 //! [`SimBackend`] offers a machine's devices through `hal`, as `sim:0`, `sim:1`, …. A backend's
 //! simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
 //!
+//! | module | feature | content |
+//! |---|---|---|
+//! | [`machine`], [`backend`] | | the machine, and its devices as `sim:0` |
+//! | `cuda` | `cuda` | a simulated CUDA driver |
+//! | `mps` | `mps` | a simulated Metal driver |
+//! | `collective` | `collective` | collectives between simulated devices |
+//! | `traces` | `traces` | what a vendor's CUDA driver does, recorded, and times of it |
+//! | [`memory`] | | memory without a device, and streams without work |
+//! | `memory::{trace, replay, workload}` | `workloads` | allocations of programs, their replay |
+//!
 //! Three types to know: [`SimBackend`] is the backend, [`MachineConfig`] has its settings, and a
 //! [`Report`] is a race.
 //!
@@ -34,10 +44,21 @@
 
 pub mod allocator;
 pub mod backend;
+#[cfg(feature = "collective")]
+pub mod collective;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod dice;
 pub mod machine;
 pub mod manager;
+pub mod memory;
+#[cfg(feature = "mps")]
+pub mod mps;
+#[cfg(feature = "traces")]
+pub mod traces;
 
 pub use backend::SimBackend;
+pub use dice::Dice;
 
 pub use machine::{
     CommCall, CommId, CommJoin, CommOp, Command, Condition, DEVICE_BASE, Element, EventId, ExecId,

@@ -12,7 +12,7 @@ use leasehold::kernel::KernelSource;
 use leasehold::{BackendKind, Context, DeviceId, Error, KernelBase, Result, Runtime};
 use leasehold_collective::{CollectiveOps, ElementType};
 #[cfg(feature = "sim")]
-use leasehold_collective_sim::SimCollectives;
+use leasehold_sim::collective::SimCollectives;
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "cuda")]
@@ -187,7 +187,7 @@ impl Target {
             }
             #[cfg(feature = "cuda")]
             BackendKind::Cuda if self.simulated => {
-                use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+                use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
                 let made = Arc::new(SimDriver::new(SimDriverConfig::new(config()))?);
                 let machine = Some(made.machine().clone());
                 let driver = made.clone();
@@ -204,7 +204,7 @@ impl Target {
             }
             #[cfg(feature = "mps")]
             BackendKind::Mps if self.simulated => {
-                use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+                use leasehold_sim::mps::{SimDriver, SimDriverConfig};
                 let made = Arc::new(SimDriver::new(SimDriverConfig::new(config()))?);
                 let machine = Some(made.machine().clone());
                 let driver = made.clone();

@@ -11,7 +11,6 @@ use leasehold::backend::{Backend, KernelDesc};
 use leasehold::{BackendKind, DeviceId};
 #[cfg(feature = "cuda")]
 use leasehold_collective::driver::Nccl;
-use leasehold_collective_sim::SimCollectives;
 #[cfg(feature = "cuda")]
 use leasehold_conformance::Expectation;
 use leasehold_conformance::simulated::{self as conformance, CallFaults};
@@ -20,6 +19,7 @@ use leasehold_conformance::{Expectations, Factory, Faulty, Ranks, TestKernel};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "mps")]
 use leasehold_mps::{MpsBackend, MpsConfig};
+use leasehold_sim::collective::SimCollectives;
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -101,14 +101,14 @@ pub(crate) struct SimulatedCuda {
 
 #[cfg(feature = "cuda")]
 impl SimulatedCuda {
-    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_cuda_sim::SimDriver>)> {
+    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_sim::cuda::SimDriver>)> {
         self.over(simulated::machine(self.seed, kernels()))
     }
 
     fn over(
         &self,
         machine: MachineConfig,
-    ) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_cuda_sim::SimDriver>)> {
+    ) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_sim::cuda::SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
         let (backend, driver) = simulated::cuda(machine, config)?;
         conformance::ring(driver.machine(), &driver)?;
@@ -168,7 +168,7 @@ pub(crate) struct SimulatedMps {
 
 #[cfg(feature = "mps")]
 impl SimulatedMps {
-    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_mps_sim::SimDriver>)> {
+    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_sim::mps::SimDriver>)> {
         let config = MpsConfig::default().debug(self.aids);
         let (backend, driver) = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
         conformance::ring(driver.machine(), &driver)?;

@@ -11,7 +11,7 @@ use leasehold_cli::commands::memory::AllocatorOptions;
 use leasehold_cli::failure::Failure;
 use leasehold_cli::system::{Request, Simulation, System, check_aids};
 use leasehold_collective::CollectiveOps;
-use leasehold_collective_sim::SimCollectives;
+use leasehold_sim::collective::SimCollectives;
 use leasehold_sim::{KernelRegistry, MachineConfig, Monitor, SimBackend};
 use std::sync::Arc;
 
@@ -96,8 +96,8 @@ pub(crate) fn machine(seed: u64, kernels: KernelRegistry) -> MachineConfig {
 pub(crate) fn cuda(
     machine: MachineConfig,
     config: leasehold_cuda::CudaConfig,
-) -> leasehold::Result<(leasehold_cuda::CudaBackend, Arc<leasehold_cuda_sim::SimDriver>)> {
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+) -> leasehold::Result<(leasehold_cuda::CudaBackend, Arc<leasehold_sim::cuda::SimDriver>)> {
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
     Ok((leasehold_cuda::CudaBackend::with_ops(driver.clone(), config)?, driver))
 }
@@ -107,8 +107,8 @@ pub(crate) fn cuda(
 pub(crate) fn mps(
     machine: MachineConfig,
     config: leasehold_mps::MpsConfig,
-) -> leasehold::Result<(leasehold_mps::MpsBackend, Arc<leasehold_mps_sim::SimDriver>)> {
-    use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+) -> leasehold::Result<(leasehold_mps::MpsBackend, Arc<leasehold_sim::mps::SimDriver>)> {
+    use leasehold_sim::mps::{SimDriver, SimDriverConfig};
     let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
     Ok((leasehold_mps::MpsBackend::with_ops(driver.clone(), config)?, driver))
 }

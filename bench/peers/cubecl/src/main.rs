@@ -18,10 +18,10 @@ use cubecl_server::memory_management::{
 };
 use cubecl_server::server::IoError;
 use cubecl_server::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
-use leasehold_alloc_bench::workload::{Own, Subject, Workload};
-use leasehold_alloc::{Allocator, AllocatorConfig};
-use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc::AllocatorConfig;
 use leasehold_core::sync::Mutex;
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::workload::{Own, Subject, Workload};
 use std::collections::HashMap;
 use std::io::Write;
 
@@ -139,8 +139,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         if matches!(workload, Workload::Random { live, .. } if live > MOST_LIVE) {
             continue;
         }
-        let allocator = Allocator::new(Box::new(FakeBacking::new(DEVICE)), AllocatorConfig::default())?;
-        let own = Own { allocator, marks: false };
+        let own = Own::new(Box::new(FakeBacking::new(DEVICE)), AllocatorConfig::default(), false)?;
         let cubecl = Cubecl::new();
         // As many pairs as fit into a round, by the slower side.
         let probe = workload.run(&cubecl, o.threads, 200)?.ok_or(format!("{name}: cubecl has no memory"))?;

@@ -2,8 +2,8 @@
 
 use crate::{Bench, MIB};
 use leasehold_alloc::{AllocatorConfig, GraphArena, Layout, Lifetime, On, SYMBOLIC};
-use leasehold_alloc_bench::FakeBacking;
 use leasehold_core::{Error, Result};
+use leasehold_sim::memory::FakeBacking;
 
 fn used(symbol: u64, first: u32, last: u32) -> Lifetime {
     Lifetime { symbol, first, last, live_at_end: false }

@@ -5,10 +5,10 @@ use leasehold_alloc::{
     Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, DebugAids, Finding, FindingKind,
     Layout, On, POISON_FREED, POISON_FRESH, RED_ZONE,
 };
-use leasehold_alloc_bench::pass;
-use leasehold_alloc_bench::{Call, FakeBacking};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, TimelineSource};
+use leasehold_sim::memory::pass;
+use leasehold_sim::memory::{Call, FakeBacking};
 use std::collections::HashMap;
 
 /// A fake device whose memory has contents, which a test can read and write. Memory without backing
@@ -122,7 +122,7 @@ fn aided(text: &str, fake: FakeBacking) -> (Bench, Contents) {
         Bench {
             fake,
             allocator,
-            stream: leasehold_alloc_bench::VirtualStream::new().expect("a timeline"),
+            stream: leasehold_sim::memory::VirtualStream::new().expect("a timeline"),
         },
         contents,
     )
@@ -427,7 +427,7 @@ fn threads_share_an_aided_allocator_and_outlive_it() {
             for t in 0..3u64 {
                 let (allocator, m) = (b.allocator.clone(), m.clone());
                 scope.spawn(move || {
-                    let stream = leasehold_alloc_bench::VirtualStream::new().expect("a timeline");
+                    let stream = leasehold_sim::memory::VirtualStream::new().expect("a timeline");
                     let mut rng = crate::model::Rng(t + 1);
                     let mut held = Vec::new();
                     for _ in 0..300 {

@@ -3,9 +3,9 @@
 
 use crate::Bench;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_alloc_bench::VirtualStream;
 use leasehold_core::Lease;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_sim::memory::VirtualStream;
 use std::collections::BTreeMap;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};

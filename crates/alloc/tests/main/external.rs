@@ -2,11 +2,11 @@
 //! are seen, although an allocator learns of completion only when it asks.
 
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Policy};
-use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::trace::Trace;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::trace::Trace;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Duration;
@@ -125,7 +125,7 @@ fn replay(trace: &Trace, policy: Policy, lag: u64, late: bool) -> (f64, [u64; 3]
 fn lie_densely(most: [(&str, f64); 3], late: bool) {
     for (name, most) in most {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../testing/alloc-bench/traces")
+            .join("../../testing/sim/workloads")
             .join(format!("{name}.csv.gz"));
         let trace = Trace::open(&path).unwrap();
         for policy in [Policy::Balanced, Policy::Compact] {

@@ -32,10 +32,10 @@
 use crate::model::Rng;
 use crate::{Bench, MIB, free_in_use, late_stream};
 use leasehold_alloc::{AllocatorConfig, CrossStream, Layout, Lifetime, On, Policy};
-use leasehold_alloc_bench::{Call, FakeBacking, Fault};
-use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_sim::memory::{Call, FakeBacking, Fault};
+use leasehold_sim::memory::{VirtualStream, pass};
 use std::time::Duration;
 
 /// A workload that grows, moves granules, trims and grows again. `late`: its stream is some frees

@@ -6,9 +6,9 @@ use crate::{Bench, MIB, free_in_use, given_back, late_stream};
 use leasehold_alloc::{
     Allocator, AllocatorConfig, Backing, Budget, Buffer, Layout, On, Policy, SuspendableBacking,
 };
-use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, Result};
+use leasehold_sim::memory::{Call, FakeBacking, Fault, VirtualStream};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::mpsc::channel;
 use std::time::Duration;

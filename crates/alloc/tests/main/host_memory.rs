@@ -10,10 +10,10 @@ use crate::MIB;
 use crate::model::Rng;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Buffer, Chunk};
 use leasehold_alloc::{CrossStream, Layout, Lifetime, On, Policy, Protection};
-use leasehold_alloc_bench::{FakeBacking, Fault};
-use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, OutOfMemory, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_sim::memory::{FakeBacking, Fault};
+use leasehold_sim::memory::{VirtualStream, pass};
 use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
 use std::time::Duration;
@@ -431,10 +431,10 @@ fn an_allocation_without_host_memory_says_so() {
 /// (A buffer's row is 128 bytes, so a program of nothing but tiny buffers pays more.)
 #[test]
 fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
-    use leasehold_alloc_bench::trace::Trace;
+    use leasehold_sim::memory::trace::Trace;
     for name in ["resnet50_train", "gpt2_train", "llama_generate", "four_streams"] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../testing/alloc-bench/traces")
+            .join("../../testing/sim/workloads")
             .join(format!("{name}.csv.gz"));
         let trace = Trace::open(&path).expect("a recorded trace");
         let (share, ..) = refusing(Fault::PerMille(0), || {

@@ -18,9 +18,9 @@ mod traces;
 mod workloads;
 
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On};
-use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::VirtualStream;
 use leasehold_core::{Error, Lease, Result, Timepoint};
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::VirtualStream;
 
 const MIB: u64 = 1 << 20;
 

@@ -3,12 +3,12 @@
 //! numbers are what the model counts; in the end everything goes back.
 
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, CrossStream, Layout, On, Policy};
-use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     Error, Lease, PackedTimepoint, Result, Timeline, TimelineId, TimelineSource, Timepoint,
 };
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::{VirtualStream, pass};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

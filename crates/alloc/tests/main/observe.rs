@@ -6,12 +6,12 @@ use leasehold_alloc::{
     AllocatorConfig, BlockState, Buffer, CrossStream, EventKind, GraphArena, Layout, Lifetime, On,
     Policy, Snapshot,
 };
-use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::memory_viz;
-use leasehold_alloc_bench::replay::{Options, replay_virtual};
-use leasehold_alloc_bench::trace::Trace;
-use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::{Lease, Name, TimelineSource};
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::memory_viz;
+use leasehold_sim::memory::replay::{Options, replay_virtual};
+use leasehold_sim::memory::trace::Trace;
+use leasehold_sim::memory::{VirtualStream, pass};
 use std::collections::HashMap;
 
 fn traced(fake: FakeBacking, trace_events: usize) -> Bench {

@@ -3,10 +3,10 @@
 
 use crate::{Bench, MIB};
 use leasehold_alloc::{AllocatorConfig, CrossStream, Layout, On};
-use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, OutOfMemory, TimelineSource};
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::{VirtualStream, pass};
 
 fn budget(budget: u64, cross_stream: CrossStream) -> Bench {
     let config = AllocatorConfig {

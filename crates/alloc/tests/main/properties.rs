@@ -5,9 +5,9 @@ use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, Layout};
 use leasehold_alloc::{Lifetime, On, Policy};
-use leasehold_alloc_bench::{Call, FakeBacking, Fault};
-use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::{Error, Result, TimelineSource};
+use leasehold_sim::memory::{Call, FakeBacking, Fault};
+use leasehold_sim::memory::{VirtualStream, pass};
 use proptest::prelude::*;
 
 fn policy(n: u64) -> Policy {

@@ -5,12 +5,12 @@ use leasehold_alloc::{
     Allocator, AllocatorConfig, BackingCaps, Buffer, CrossStream, HostKind, Layout, Lifetime, On,
     Policy, Protection,
 };
-use leasehold_alloc_bench::VirtualStream;
-use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::thread_number::{NOBODY, thread_number_there};
 use leasehold_core::{Error, Lease, TimelineSource};
+use leasehold_sim::memory::VirtualStream;
+use leasehold_sim::memory::{Call, FakeBacking, Fault};
 use std::cell::RefCell;
 use std::thread;
 
@@ -420,7 +420,7 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
         drop(b.take(3 * MIB));
     }
     b.allocator.drain();
-    leasehold_alloc_bench::pass(b.stream.timeline().now());
+    leasehold_sim::memory::pass(b.stream.timeline().now());
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
     b.check();

@@ -4,9 +4,9 @@
 use crate::MIB;
 use crate::model::Rng;
 use leasehold_alloc::{Allocator, AllocatorConfig, Budget, Layout, On, Policy, SuspendableBacking};
-use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::Error;
 use leasehold_core::sync::Arc;
+use leasehold_sim::memory::{Call, FakeBacking, Fault, VirtualStream};
 use std::cell::{Cell, RefCell};
 
 fn config(budget: &Arc<Budget>, policy: Policy) -> AllocatorConfig {

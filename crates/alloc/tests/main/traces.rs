@@ -2,17 +2,17 @@
 //! that a workload comes to rest.
 
 use leasehold_alloc::Policy;
-use leasehold_alloc_bench::replay::{
-    Options, Progress, events_to_play, find_min_budget, measure, replay_virtual, virtual_device,
-};
-use leasehold_alloc_bench::trace::{Event, Trace};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_sim::memory::replay::{
+    Options, Progress, events_to_play, find_min_budget, measure, replay_virtual, virtual_device,
+};
+use leasehold_sim::memory::trace::{Event, Trace};
 use std::path::Path;
 
 fn trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../testing/alloc-bench/traces")
+        .join("../../testing/sim/workloads")
         .join(format!("{name}.csv.gz"));
     Trace::open(&path).expect("a recorded trace")
 }
@@ -262,7 +262,7 @@ fn progress_comes_to_what_was_announced() {
 /// A budget below a player's least fails, with it nothing does.
 #[test]
 fn every_player_bears_the_traces() {
-    use leasehold_alloc_bench::replay::{Player, measure, virtual_device};
+    use leasehold_sim::memory::replay::{Player, measure, virtual_device};
     let t = trace("gpt2_train");
     for player in [Player::Own, Player::System] {
         let options = Options { player, ..Options::default() };
@@ -291,9 +291,9 @@ fn every_player_bears_the_traces() {
 
 #[test]
 fn a_replay_tells_how_far_it_is_and_can_end_early() {
-    use leasehold_alloc_bench::replay::Progress;
     use leasehold_core::sync::Arc;
     use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+    use leasehold_sim::memory::replay::Progress;
     let t = trace("resnet50_train");
     let told = Arc::new(AtomicU64::new(0));
     let to = told.clone();

@@ -3,8 +3,8 @@
 
 use crate::model::Rng;
 use leasehold_alloc::Policy;
-use leasehold_alloc_bench::replay::{Options, replay_virtual};
-use leasehold_alloc_bench::trace::{Event, Trace};
+use leasehold_sim::memory::replay::{Options, replay_virtual};
+use leasehold_sim::memory::trace::{Event, Trace};
 
 /// Puts a trace together.
 #[derive(Default)]

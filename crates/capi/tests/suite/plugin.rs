@@ -2,8 +2,8 @@
 //! blocks that several streams use. The race detector finds an omission.
 
 use crate::*;
-use leasehold_alloc_bench::workload::Dice;
 use leasehold_capi::plugin::*;
+use leasehold_sim::Dice;
 
 fn alloc(bytes: usize, stream: usize) -> *mut c_void {
     // SAFETY: the streams are the tests' own.

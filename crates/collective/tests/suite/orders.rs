@@ -1,6 +1,6 @@
 //! Ranks that call several communicators in different orders, and ranks that do not.
 //!
-//! The tests of `leasehold-collective-sim` have this module too, with ranks on simulated devices.
+//! The tests of `leasehold-sim` have this module too, with ranks on simulated devices.
 
 use crate::common::{Rank, ranks_that_wait, ranks_with};
 use leasehold::{Array, Error, Graph, Result, Stream};

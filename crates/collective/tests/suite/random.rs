@@ -3,7 +3,7 @@
 //! All ranks play the same steps: calls on any of their streams, eager or recorded, between work of
 //! their own on the same memory. The runtime derives every order from the accesses.
 //!
-//! The tests of `leasehold-collective-sim` have this module too, with ranks on simulated devices.
+//! The tests of `leasehold-sim` have this module too, with ranks on simulated devices.
 
 use crate::common::{Rank, ranks_with};
 use leasehold::{Array, Result, Runtime, Stream, View};

@@ -9,7 +9,7 @@ use crate::manager::device::DeviceState;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, OutOfMemory, Result};
-use leasehold_engine::shared_file::{SharedFile, SharedMapping};
+use leasehold_hal::engine::shared_file::{SharedFile, SharedMapping};
 use leasehold_hal::{SharedSegment, Sharing};
 use std::os::fd::OwnedFd;
 

@@ -8,7 +8,7 @@
 //! This module must not know devices.
 
 use super::isa;
-use leasehold_engine::{cgroup, host_memory};
+use leasehold_hal::engine::{cgroup, host_memory};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;

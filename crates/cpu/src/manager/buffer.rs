@@ -3,7 +3,7 @@
 //! This module must not know where memory comes from.
 
 use leasehold_alloc::Allocator;
-use leasehold_engine::buffers::Buffers;
+use leasehold_hal::engine::buffers::Buffers;
 
 /// The buffers of one kind of memory: allocation, look-up, life cycle, statistics.
 pub type BufferManager<'a> = Buffers<&'a Allocator>;

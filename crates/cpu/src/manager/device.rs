@@ -24,8 +24,8 @@ use leasehold_core::{
     DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
-use leasehold_engine::buffers::outstanding;
-use leasehold_engine::shared_file::SharedFile;
+use leasehold_hal::engine::buffers::outstanding;
+use leasehold_hal::engine::shared_file::SharedFile;
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryKind};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -187,7 +187,7 @@ fn describe(ordinal: u32, topology: &Topology, threads: u32) -> DeviceInfo {
     let mut info = DeviceInfo::new(DeviceId::cpu(ordinal), topology.name.clone());
     info.arch.clone_from(&topology.arch);
     info.units = topology.usable;
-    info.memory = leasehold_engine::host_memory::info();
+    info.memory = leasehold_hal::engine::host_memory::info();
     info.details = vec![("threads".into(), format!("{threads} per kernel"))];
     info.details.extend(topology.details());
     info

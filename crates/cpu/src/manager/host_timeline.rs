@@ -4,7 +4,7 @@
 //! This module must not know who waits.
 
 use leasehold_core::{Result, Timeline};
-use leasehold_engine::host_timeline as shared;
+use leasehold_hal::engine::host_timeline as shared;
 
 /// This device's part of its host timelines.
 #[derive(Debug)]

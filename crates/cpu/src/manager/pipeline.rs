@@ -5,7 +5,7 @@
 
 use crate::driver::work::C_FUNCTION;
 use leasehold_core::{Error, Result};
-use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
+use leasehold_hal::engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 
 /// The most threads of a block in a kernel's declaration. A tile runs on one thread.

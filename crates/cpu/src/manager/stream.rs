@@ -10,7 +10,7 @@ use crate::driver::pool::TilePool;
 use crate::driver::queue::Queue;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Result, Tagged, Timeline, tags};
-use leasehold_engine::stream_pool::{PooledStream, StreamPool};
+use leasehold_hal::engine::stream_pool::{PooledStream, StreamPool};
 use std::fmt;
 use std::marker::PhantomPinned;
 

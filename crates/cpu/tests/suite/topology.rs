@@ -2,8 +2,8 @@
 
 use leasehold_cpu::driver::isa::architectures;
 use leasehold_cpu::driver::topology::{Cache, Topology, parse_list, parse_size};
-use leasehold_engine::cgroup::limits_under;
-use leasehold_engine::host_memory::parse_meminfo;
+use leasehold_hal::engine::cgroup::limits_under;
+use leasehold_hal::engine::host_memory::parse_meminfo;
 use std::fs;
 use std::path::Path;
 

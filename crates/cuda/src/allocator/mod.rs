@@ -13,8 +13,8 @@ use device::DeviceBacking;
 use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, Backing, HostKind};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
-use leasehold_engine::buffers::outstanding;
 use leasehold_hal::MemoryKind;
+use leasehold_hal::engine::buffers::outstanding;
 use pinned_host::PinnedBacking;
 
 /// A device's memory, which all its contexts share.

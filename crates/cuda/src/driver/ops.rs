@@ -40,7 +40,7 @@ pub use stream::{
     Progress, SourceOrder, StreamOps,
 };
 
-leasehold_engine::native_handles! {
+leasehold_hal::native_handles! {
     /// A `CUcontext`.
     NativeContext;
     /// A `CUstream`.

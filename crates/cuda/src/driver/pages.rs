@@ -6,7 +6,7 @@
 //!
 //! This module must not call the vendor's driver.
 
-use leasehold_engine::host_memory;
+use leasehold_hal::engine::host_memory;
 use std::ptr;
 
 /// The size and alignment of a huge page.

@@ -14,10 +14,10 @@ use crate::driver::ops::{
 };
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, Result};
-use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::partitions::StreamKey;
-use leasehold_engine::staging::Staging;
-use leasehold_engine::{Engine, EngineConfig};
+use leasehold_hal::engine::driver::DriverDevice;
+use leasehold_hal::engine::partitions::StreamKey;
+use leasehold_hal::engine::staging::Staging;
+use leasehold_hal::engine::{Engine, EngineConfig};
 use leasehold_hal::{DeviceId, Partition};
 use std::fmt;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use super::program::Program;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::{Lease, UniqueLease, host_copy};
-use leasehold_engine::staging::HostAddress;
+use leasehold_hal::engine::staging::HostAddress;
 use leasehold_hal::op::KeepAlive;
 use leasehold_hal::{GraphExec, TimestampQuery};
 

@@ -1,4 +1,4 @@
-//! The CUDA part of execution: the driver's streams for `leasehold-engine`, and the state that
+//! The CUDA part of execution: the driver's streams for `leasehold_hal::engine`, and the state that
 //! streams share.
 //!
 //! | module | content |

@@ -25,10 +25,10 @@ use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, UniqueLease};
-use leasehold_engine::driver::{GraphSteps, Instantiate};
-use leasehold_engine::payload::graph_of;
-use leasehold_engine::staging::HostAddress;
-use leasehold_engine::steps::Steps;
+use leasehold_hal::engine::driver::{GraphSteps, Instantiate};
+use leasehold_hal::engine::payload::graph_of;
+use leasehold_hal::engine::staging::HostAddress;
+use leasehold_hal::engine::steps::Steps;
 use leasehold_hal::partition::is_same;
 use leasehold_hal::{
     Conditional, ConditionalKind, Dispatch, Download, GraphExec, NodePatch, Op, Partition, Plan,

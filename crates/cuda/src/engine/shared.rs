@@ -6,7 +6,7 @@
 //! | externals | a timeline | external streams, at their start |
 //! | grants | a device | a device that gets access to another's memory |
 //!
-//! The timelines have tables of their own, which belong to `leasehold-engine`.
+//! The timelines have tables of their own, which belong to `leasehold_hal::engine`.
 //!
 //! All locks here are leaves and are held for a few instructions. A thread remembers the last
 //! ranges that it found, because every copy asks where its memory is.
@@ -22,7 +22,7 @@ use crate::driver::ops::CudaSlowOps;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Result};
-use leasehold_engine::tables::Tables;
+use leasehold_hal::engine::tables::Tables;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -7,8 +7,8 @@ use crate::allocator::Memory;
 use leasehold_alloc::Allocator;
 use leasehold_core::Result;
 use leasehold_core::sync::Arc;
-use leasehold_engine::buffers::Buffers;
 use leasehold_hal::MemoryKind;
+use leasehold_hal::engine::buffers::Buffers;
 use std::fmt;
 use std::ops::Deref;
 
@@ -18,7 +18,7 @@ pub struct KindOfMemory {
     kind: MemoryKind,
 }
 
-impl leasehold_engine::buffers::Memory for KindOfMemory {
+impl leasehold_hal::engine::buffers::Memory for KindOfMemory {
     fn existing(&self) -> Option<&Allocator> {
         self.memory.existing(self.kind)
     }

@@ -27,8 +27,8 @@ use leasehold_core::{
     ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
-use leasehold_engine::partitions::Partitions;
-use leasehold_engine::retired::{Ending, LeftBehind, Retired, Retiring, StreamOwner};
+use leasehold_hal::engine::partitions::Partitions;
+use leasehold_hal::engine::retired::{Ending, LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_hal::{MemoryKind, Partition, PartitionSize};
 use std::fmt;
 use std::marker::PhantomPinned;

@@ -14,8 +14,8 @@ use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::Shared;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Handle, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags};
-use leasehold_engine::devices::DeviceSource;
-use leasehold_engine::retired::{LeftBehind, Retired, StreamOwner};
+use leasehold_hal::engine::devices::DeviceSource;
+use leasehold_hal::engine::retired::{LeftBehind, Retired, StreamOwner};
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -275,4 +275,4 @@ impl DeviceSource for Devices {
 
 /// Enumerates CUDA's devices and owns their states.
 #[doc(alias("CudaDeviceManager", "execution::cuda::DeviceManager"))]
-pub type DeviceManager = leasehold_engine::devices::DeviceManager<Devices>;
+pub type DeviceManager = leasehold_hal::engine::devices::DeviceManager<Devices>;

@@ -6,4 +6,4 @@ use super::device::Devices;
 
 /// Owns CUDA's driver and the managers of the backend.
 #[doc(alias = "RuntimeManager")]
-pub type CudaExecutionManager = leasehold_engine::execution::ExecutionManager<Devices>;
+pub type CudaExecutionManager = leasehold_hal::engine::execution::ExecutionManager<Devices>;

@@ -12,7 +12,7 @@ use crate::encoder::check_function;
 use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint};
-use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
+use leasehold_hal::engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, Pipeline};
 
 /// The compute capability, times ten, from which on code can wait for the kernels in front of it.

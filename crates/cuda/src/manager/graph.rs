@@ -6,8 +6,8 @@ use crate::engine::stream::CudaStream;
 
 /// An instantiated plan.
 #[doc(alias = "Graph")]
-pub type GraphState = leasehold_engine::payload::GraphState<CudaStream>;
+pub type GraphState = leasehold_hal::engine::payload::GraphState<CudaStream>;
 
 /// Owns the graphs of a context.
 #[doc(alias = "CudaGraphManager")]
-pub type GraphManager = leasehold_engine::payload::GraphManager<CudaStream>;
+pub type GraphManager = leasehold_hal::engine::payload::GraphManager<CudaStream>;

@@ -3,8 +3,8 @@
 //! This module must not know how streams wait.
 
 use crate::engine::stream::CudaStream;
-use leasehold_engine::host_timeline as shared;
-use leasehold_engine::tables::Tables;
+use leasehold_hal::engine::host_timeline as shared;
+use leasehold_hal::engine::tables::Tables;
 
 /// A host timeline.
 pub type HostTimelineState = shared::HostTimelineState<Tables<CudaStream>>;

@@ -9,14 +9,14 @@ use crate::engine::core::Streams;
 use crate::engine::stream::CudaStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
-use leasehold_engine::partitions::StreamKey;
-use leasehold_engine::stream_pool::StreamPool;
 use leasehold_hal::Partition;
+use leasehold_hal::engine::partitions::StreamKey;
+use leasehold_hal::engine::stream_pool::StreamPool;
 use std::fmt;
 use std::ops::Deref;
 
 /// A stream.
-pub type StreamState = leasehold_engine::payload::StreamState<CudaStream>;
+pub type StreamState = leasehold_hal::engine::payload::StreamState<CudaStream>;
 
 /// Owns the streams of a context.
 #[doc(alias = "CudaStreamManager")]

@@ -15,7 +15,7 @@ use leasehold::{
     Lease, MemoryKind, PoolStats, Result, Runtime, Timepoint,
 };
 use leasehold_alloc::AllocatorConfig;
-use leasehold_alloc_bench::FakeBacking;
+use leasehold_sim::memory::FakeBacking;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Freeing pinned memory behind the backend's back, and saying that its work is over.
 #![forbid(unsafe_code)]
 use leasehold::Runtime;
-use leasehold_cuda_sim::SimDriver;
+use leasehold_sim::cuda::SimDriver;
 use leasehold_sim::{Monitor, SimBackend};
 
 fn uploads_to_nowhere(backend: &SimBackend, runtime: &Runtime) -> leasehold::Result<()> {

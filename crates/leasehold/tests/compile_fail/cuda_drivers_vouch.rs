@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use leasehold_cuda::driver::ops::CudaSlowOps;
-use leasehold_cuda_traces::vouched::Vouched;
+use leasehold_sim::traces::vouched::Vouched;
 
 struct Liar;
 

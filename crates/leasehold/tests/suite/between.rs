@@ -5,7 +5,7 @@ use crate::common::*;
 use leasehold::cpu::CpuBackend;
 use leasehold::{Buffer, Context, Error, GraphUpdate, Lease, Runtime, Stream, View, ops};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{MachineConfig, Monitor, SimBackend};
 use std::sync::Arc;
 use std::time::Duration;

@@ -178,8 +178,8 @@ fn the_stream_that_is_too_many_says_what_there_are_too_many_of() {
 
 /// A context with two simulated CUDA devices and the CPU, and the driver under them.
 #[cfg(feature = "cuda")]
-fn with_cuda() -> (Context, std::sync::Arc<leasehold_cuda_sim::SimDriver>) {
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+fn with_cuda() -> (Context, std::sync::Arc<leasehold_sim::cuda::SimDriver>) {
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     let machine = leasehold_sim::MachineConfig::seed(1).devices(2, 1 << 28);
     let driver = std::sync::Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
     let config = leasehold_cuda::CudaConfig::default().inline(true);

@@ -6,7 +6,7 @@ use leasehold::kernel::{Grid, KernelCheck, KernelDesc, KernelSource};
 use leasehold::prelude::*;
 use leasehold::{Access, Context, Error};
 use leasehold_cuda::CudaBackend;
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
 use std::sync::Arc;
 

@@ -3,13 +3,13 @@
 use leasehold::cuda::CudaConfig;
 use leasehold::graph::{GraphBudget, NodeId};
 use leasehold::{Array, Context, DeviceId, Error, Graph, GraphUpdate, Runtime, View};
-use leasehold_cuda_sim::SimDriverConfig;
 use leasehold_sim::MachineConfig;
+use leasehold_sim::cuda::SimDriverConfig;
 use std::sync::Arc;
 
 fn runtime(seed: u64) -> Runtime {
     let config = SimDriverConfig::new(MachineConfig::seed(seed).devices(1, 64 << 20));
-    let backend = leasehold_cuda_sim::backend(config, CudaConfig::default()).unwrap();
+    let backend = leasehold_sim::cuda::backend(config, CudaConfig::default()).unwrap();
     Context::with_backends(vec![Arc::new(backend)]).runtime(DeviceId::cuda(0)).unwrap()
 }
 

@@ -9,7 +9,7 @@ use leasehold::{
     Runtime, Stream, View,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig, MemorySource};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{MachineConfig, SimBackend};
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use leasehold::{
     Access, Array, BackendKind, Context, DeviceId, Graph, KernelBase, Result, Runtime, Stream, View,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig, MemorySource};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{
     FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig,
     ReportKind, SimBackend, When,

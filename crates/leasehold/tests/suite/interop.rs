@@ -4,13 +4,13 @@ use crate::common::*;
 use leasehold::backend::Backend;
 use leasehold::cuda::{CudaConfig, raw_context, raw_pointer, raw_stream};
 use leasehold::{BackendKind, Context, DeviceId, View};
-use leasehold_cuda_sim::SimDriverConfig;
+use leasehold_sim::cuda::SimDriverConfig;
 use std::sync::Arc;
 
 #[test]
 fn other_libraries_get_the_drivers_own_objects() {
     let simulated =
-        leasehold_cuda_sim::backend(SimDriverConfig::default(), CudaConfig::default()).unwrap();
+        leasehold_sim::cuda::backend(SimDriverConfig::default(), CudaConfig::default()).unwrap();
     let cuda: Arc<dyn Backend> = Arc::new(simulated);
     let runtime =
         Context::with_backends(vec![cuda]).runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap();

@@ -4,7 +4,7 @@
 use crate::common::*;
 use leasehold::{Context, DeviceId, Error, MemoryKind, Runtime, Stream, View};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{FaultAction, FaultRule, MachineConfig, Monitor, SimBackend, When};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn devices(seed: u64) -> Vec<(Runtime, Monitor)> {
     let mut names = vec!["sim:0", "cuda:0"];
     #[cfg(feature = "mps")]
     {
-        use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+        use leasehold_sim::mps::{SimDriver, SimDriverConfig};
         let metal = Arc::new(SimDriver::new(SimDriverConfig::new(config())).unwrap());
         machines.push(metal.machine().clone());
         let metal = leasehold_mps::MpsBackend::with_ops(metal, leasehold_mps::MpsConfig::default());

@@ -9,8 +9,8 @@ use leasehold::{
     View,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{MachineConfig, ReportKind, SimBackend};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -413,8 +413,8 @@ fn only_the_pools_own_memory_is_exported() {
 
 #[test]
 fn devices_without_shareable_memory_say_so() {
-    let metal = leasehold_mps_sim::SimDriverConfig::new(MachineConfig::seed(1));
-    let metal = leasehold_mps_sim::SimDriver::new(metal).unwrap();
+    let metal = leasehold_sim::mps::SimDriverConfig::new(MachineConfig::seed(1));
+    let metal = leasehold_sim::mps::SimDriver::new(metal).unwrap();
     let metal = MpsBackend::with_ops(Arc::new(metal), MpsConfig::default()).unwrap();
     let metal = Context::with_backends(vec![Arc::new(metal)]);
     let mut config = SimDriverConfig::new(MachineConfig::seed(1));

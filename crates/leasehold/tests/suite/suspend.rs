@@ -7,7 +7,7 @@ use leasehold::{
     BackendKind, Buffer, Context, DeviceId, Error, Lease, Result, Runtime, Stream, View,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, MachineConfig, SimBackend, When};
 use std::sync::Arc;
 
@@ -438,7 +438,7 @@ fn a_failing_call_of_the_driver_loses_nothing() {
 fn memory_without_addresses_of_its_own_is_not_supported() {
     let mut config = SimDriverConfig::new(MachineConfig::seed(7));
     config.vmm = false;
-    let backend = leasehold_cuda_sim::backend(config, CudaConfig::default()).unwrap();
+    let backend = leasehold_sim::cuda::backend(config, CudaConfig::default()).unwrap();
     let context = Context::with_backends(vec![Arc::new(backend)]);
     let runtime = context.runtime(DeviceId::new(BackendKind::Cuda, 0)).unwrap();
     let text = Pool::new(&runtime, "weights", PoolKind::Suspendable).unwrap_err().to_string();

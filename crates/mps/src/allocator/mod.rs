@@ -22,8 +22,8 @@ use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, Backing, HostKi
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result, Text};
-use leasehold_engine::buffers::outstanding;
 use leasehold_hal::MemoryKind;
+use leasehold_hal::engine::buffers::outstanding;
 use std::fmt;
 
 /// A device's memory.

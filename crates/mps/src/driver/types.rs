@@ -8,7 +8,7 @@ use leasehold_hal::Binding;
 /// Defines a handle type for one kind of Metal's objects.
 macro_rules! native {
     ($($(#[$doc:meta])* $name:ident;)*) => {
-        leasehold_engine::native_handles! {
+        leasehold_hal::native_handles! {
             $($(#[$doc])* $name;)*
         }
 

@@ -16,11 +16,11 @@ use crate::transfer::Transfers;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Error, Index, Lease, Result};
-use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::staging::Staging;
-use leasehold_engine::tables::Tables;
-use leasehold_engine::{Engine, EngineConfig};
 use leasehold_hal::DeviceId;
+use leasehold_hal::engine::driver::DriverDevice;
+use leasehold_hal::engine::staging::Staging;
+use leasehold_hal::engine::tables::Tables;
+use leasehold_hal::engine::{Engine, EngineConfig};
 use std::fmt;
 use std::time::Duration;
 

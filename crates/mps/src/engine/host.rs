@@ -5,8 +5,8 @@
 use super::core::Core;
 use leasehold_alloc::Buffer;
 use leasehold_core::{Lease, UniqueLease, host_copy};
-use leasehold_engine::payload::graph_of;
-use leasehold_engine::staging::HostAddress;
+use leasehold_hal::engine::payload::graph_of;
+use leasehold_hal::engine::staging::HostAddress;
 use leasehold_hal::op::KeepAlive;
 use leasehold_hal::{GraphExec, TimestampQuery};
 

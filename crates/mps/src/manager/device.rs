@@ -22,10 +22,10 @@ use crate::shared::Shared;
 use crate::transfer::Transfers;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Handle, PoolStats, Recycle, Resource, Result, Tagged, tags};
-use leasehold_engine::devices::DeviceSource;
-use leasehold_engine::host_timeline::HostTimelineManager;
-use leasehold_engine::retired::{Ending, LeftBehind, Retired, Retiring, StreamOwner};
-use leasehold_engine::tables::Tables;
+use leasehold_hal::engine::devices::DeviceSource;
+use leasehold_hal::engine::host_timeline::HostTimelineManager;
+use leasehold_hal::engine::retired::{Ending, LeftBehind, Retired, Retiring, StreamOwner};
+use leasehold_hal::engine::tables::Tables;
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo, MemoryKind};
 use std::marker::PhantomPinned;
 
@@ -417,4 +417,4 @@ impl DeviceSource for Devices {
 
 /// Enumerates Metal's devices and owns their states. After a shutdown their description is empty.
 #[doc(alias = "MpsDeviceManager")]
-pub type DeviceManager = leasehold_engine::devices::DeviceManager<Devices>;
+pub type DeviceManager = leasehold_hal::engine::devices::DeviceManager<Devices>;

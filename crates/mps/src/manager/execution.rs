@@ -6,4 +6,4 @@ use super::device::Devices;
 
 /// Owns Metal's driver and the managers of the backend.
 #[doc(alias = "RuntimeManager")]
-pub type MpsExecutionManager = leasehold_engine::execution::ExecutionManager<Devices>;
+pub type MpsExecutionManager = leasehold_hal::engine::execution::ExecutionManager<Devices>;

@@ -6,8 +6,8 @@ use crate::engine::stream::MpsStream;
 
 /// An instantiated plan.
 #[doc(alias = "Graph")]
-pub type GraphState = leasehold_engine::payload::GraphState<MpsStream>;
+pub type GraphState = leasehold_hal::engine::payload::GraphState<MpsStream>;
 
 /// Owns the graphs of a device.
 #[doc(alias = "MpsGraphManager")]
-pub type GraphManager = leasehold_engine::payload::GraphManager<MpsStream>;
+pub type GraphManager = leasehold_hal::engine::payload::GraphManager<MpsStream>;

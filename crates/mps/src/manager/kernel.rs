@@ -10,7 +10,7 @@ use super::opened::OpenedDevice;
 use crate::driver::ops::{CompileOptions, PipelineDesc};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result};
-use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
+use leasehold_hal::engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 
 /// The version of the language that kernels are compiled as: the first with `bfloat`.

@@ -10,13 +10,13 @@ use crate::engine::core::Streams;
 use crate::engine::stream::MpsStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
-use leasehold_engine::partitions::StreamKey;
-use leasehold_engine::stream_pool::StreamPool;
+use leasehold_hal::engine::partitions::StreamKey;
+use leasehold_hal::engine::stream_pool::StreamPool;
 use std::fmt;
 use std::ops::Deref;
 
 /// A stream.
-pub type StreamState = leasehold_engine::payload::StreamState<MpsStream>;
+pub type StreamState = leasehold_hal::engine::payload::StreamState<MpsStream>;
 
 /// Owns the streams of a device.
 #[doc(alias = "MpsStreamManager")]

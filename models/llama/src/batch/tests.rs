@@ -18,9 +18,9 @@ const POSITIONS: usize = 160;
 /// A prompt that reaches into the second part.
 const LONG: usize = 130;
 
-fn simulated_cuda(kernels: KernelRegistry) -> (Runtime, Arc<leasehold_cuda_sim::SimDriver>) {
+fn simulated_cuda(kernels: KernelRegistry) -> (Runtime, Arc<leasehold_sim::cuda::SimDriver>) {
     use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     let config = SimDriverConfig::new(MachineConfig::seed(11).kernels(kernels));
     let driver = Arc::new(SimDriver::new(config).unwrap());
     let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
@@ -41,7 +41,7 @@ fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
     let kernels = KernelRegistry::new();
     if leasehold_operators::emulate_mps(&kernels).unwrap() {
         use leasehold_mps::{MpsBackend, MpsConfig};
-        use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+        use leasehold_sim::mps::{SimDriver, SimDriverConfig};
         let config = SimDriverConfig::new(MachineConfig::seed(12).kernels(kernels));
         let driver = Arc::new(SimDriver::new(config).unwrap());
         let backend = MpsBackend::with_ops(driver.clone(), MpsConfig::default()).unwrap();
@@ -297,7 +297,7 @@ fn a_longer_step_leaves_less_to_the_part_beside_the_next_one() {
 #[test]
 fn a_prompt_that_joins_makes_no_sequence_wait_for_two_steps() {
     use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     const JOIN: usize = 1000;
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).unwrap();

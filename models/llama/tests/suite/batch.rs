@@ -7,7 +7,7 @@ use leasehold_llama::{
     footprint, generate, generate_with_rules,
 };
 use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::mps::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ fn a_simulated_device_gives_the_same_batch() {
 #[test]
 fn simulated_cuda_gives_the_same_batch_with_its_own_kernels() {
     use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     let kernels = KernelRegistry::new();
     if !leasehold_operators::emulate_cuda(&kernels).unwrap() {
         return;

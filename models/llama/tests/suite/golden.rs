@@ -4,7 +4,7 @@ use super::{golden, model_dir, model_dirs, weights_of};
 use leasehold::{BufferHandle, Context, DeviceId, Error, MemoryKind, Runtime};
 use leasehold_llama::{Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, generate};
 use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::mps::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 

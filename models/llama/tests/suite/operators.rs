@@ -2,10 +2,10 @@
 
 use leasehold::{Context, DeviceId, Runtime};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_llama::{
     Batch, Config, DType, Decoder, Mode, Model, OperatorCount, Sampling, Weights,
 };
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig};
 use std::sync::Arc;
 

@@ -4,12 +4,12 @@
 use super::{Golden, golden, model_dir, model_dirs, weights_of};
 use leasehold::{Context, DeviceId, Runtime};
 use leasehold_collective::{Comm, CommConfig, World};
-use leasehold_collective_sim::SimCollectives;
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_llama::{
     Batch, Config, DType, Decoder, Drawn, Mode, Model, Part, Request, Sampling, Weights, generate,
 };
+use leasehold_sim::collective::SimCollectives;
+use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, Monitor, SimBackend};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,14 +3,14 @@
 
 use leasehold::{Array, Context, DeviceId, GraphOperator, Result, Runtime, View};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_mps_sim::{SimDriver as MpsDriver, SimDriverConfig as MpsDriverConfig};
 use leasehold_operators::kernels::cpu::KERNELS;
 use leasehold_operators::kernels::cpu::check::NotFiniteParams;
 use leasehold_operators::kernels::cpu::rope::table;
 use leasehold_operators::ops::{Cache, Heads, Loop, Norm, Projection, RowPositions, Sampling};
 use leasehold_operators::{BufferPart, DType, Library, Operator, Tensor, ops};
+use leasehold_sim::cuda::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
+use leasehold_sim::mps::{SimDriver as MpsDriver, SimDriverConfig as MpsDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::collections::BTreeSet;
 use std::ops::Range;

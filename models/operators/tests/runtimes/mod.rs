@@ -3,7 +3,7 @@
 use crate::device::{Bench, cases, choose};
 use leasehold::{Context, DeviceId};
 use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::mps::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -171,8 +171,8 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
 fn an_operator_says_what_computes_it() {
     use leasehold::Runtime;
     use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
     use leasehold_operators::{DType, Library, Tensor, ops};
+    use leasehold_sim::cuda::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).expect("the kernels");
     let machine = MachineConfig::seed(9).kernels(kernels);
@@ -218,7 +218,7 @@ fn an_operator_says_what_computes_it() {
 /// compiler is there.
 fn devices() -> Vec<leasehold::Runtime> {
     use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
+    use leasehold_sim::cuda::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
     let (plain, cuda, metal) =
         (KernelRegistry::new(), KernelRegistry::new(), KernelRegistry::new());
     leasehold_operators::simulate(&plain).expect("the kernels");

@@ -13,7 +13,7 @@
 
 use super::os::{Pages, Store, Window, page_size};
 use leasehold_core::{Error, OutOfMemory, Result};
-use leasehold_engine::shared_file::SharedFile;
+use leasehold_hal::engine::shared_file::SharedFile;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;

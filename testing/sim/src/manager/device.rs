@@ -18,9 +18,9 @@ use leasehold_core::{
     DeviceHandle, Error, Fault, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
-use leasehold_engine::buffers::outstanding;
-use leasehold_engine::partitions::Partitions;
-use leasehold_engine::shared_file::SharedFile;
+use leasehold_hal::engine::buffers::outstanding;
+use leasehold_hal::engine::partitions::Partitions;
+use leasehold_hal::engine::shared_file::SharedFile;
 use leasehold_hal::{
     BackendKind, Caps, Description, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo,
     OpList, Partition, PartitionSize,

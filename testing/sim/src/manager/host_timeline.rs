@@ -5,7 +5,7 @@
 use super::device::Common;
 use crate::machine::SemaphoreId;
 use leasehold_core::{Error, Result, Timeline};
-use leasehold_engine::host_timeline as shared;
+use leasehold_hal::engine::host_timeline as shared;
 use std::time::Duration;
 
 impl shared::HostSignals for Common {

@@ -7,7 +7,7 @@
 use crate::machine::{Kernel, KernelBody, KernelSpec, Machine};
 use leasehold_core::sync::{Arc, RwLock};
 use leasehold_core::{Error, Result};
-use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
+use leasehold_hal::engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 use std::collections::HashMap;
 

@@ -20,8 +20,8 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     Error, Lease, Name, Result, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
 };
-use leasehold_engine::partitions::StreamKey;
-use leasehold_engine::stream_pool::{PooledStream, StreamPool, is_sound};
+use leasehold_hal::engine::partitions::StreamKey;
+use leasehold_hal::engine::stream_pool::{PooledStream, StreamPool, is_sound};
 use leasehold_hal::{Copy2d, Fill, Op, OpList, Partition};
 use std::fmt;
 use std::marker::PhantomPinned;

@@ -8,7 +8,7 @@
 //!
 //! The raw calls are in `leasehold_collective::bench`, because that crate alone loads NCCL. Both
 //! sides call through the same table of functions. The raw stream is a loop of the driver's
-//! (`leasehold_cuda_traces`), as in `bench cuda`.
+//! (`leasehold_sim::traces`), as in `bench cuda`.
 
 mod ours;
 #[cfg(feature = "cuda")]

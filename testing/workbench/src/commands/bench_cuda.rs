@@ -8,15 +8,15 @@ use leasehold::{
     View,
 };
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
-use leasehold_alloc_bench::FakeBacking;
-use leasehold_alloc_bench::VirtualStream;
 use leasehold_cli::commands::{percentile, print_json};
 use leasehold_cli::failure::Failure;
 use leasehold_cli::table::Table;
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps, SourceOrder};
 use leasehold_cuda::driver::real::RealDriver;
-use leasehold_cuda_traces::figures::{Figure, LARGEST, PIECE, PIECES, RawLoop, places};
-use leasehold_cuda_traces::trace::kernels::PTX;
+use leasehold_sim::memory::FakeBacking;
+use leasehold_sim::memory::VirtualStream;
+use leasehold_sim::traces::figures::{Figure, LARGEST, PIECE, PIECES, RawLoop, places};
+use leasehold_sim::traces::kernels::PTX;
 use serde::Serialize;
 use std::io::Write;
 use std::sync::Barrier;

@@ -6,16 +6,16 @@ use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{DeviceId, MemoryKind, Runtime};
 use leasehold_alloc::{Backing, Policy};
-use leasehold_alloc_bench::replay::{
-    Options, Player, Progress, Report, events_to_play, measure, recorded_replay, virtual_device,
-};
-use leasehold_alloc_bench::trace::Recording;
 use leasehold_cli::commands::memory::{REPORT, write_report};
 use leasehold_cli::commands::print_json;
 use leasehold_cli::commands::run::parse_device as parse_id;
 use leasehold_cli::failure::Failure;
 use leasehold_cli::output::{Inputs, Outputs};
 use leasehold_cli::table::{Table, bytes};
+use leasehold_sim::memory::replay::{
+    Options, Player, Progress, Report, events_to_play, measure, recorded_replay, virtual_device,
+};
+use leasehold_sim::memory::trace::Recording;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -27,6 +27,6 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold-workbench");
 
 /// A recorded trace.
 fn trace(name: &str) -> String {
-    let path = repository("testing/alloc-bench/traces").join(format!("{name}.csv.gz"));
+    let path = repository("testing/sim/workloads").join(format!("{name}.csv.gz"));
     path.to_str().unwrap().to_owned()
 }

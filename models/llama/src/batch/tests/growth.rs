@@ -27,7 +27,7 @@ fn model(runtime: &Runtime) -> Model {
 /// reported. (The kernels' own tests compare CUDA's with caches that grow.)
 fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
     use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     let cpu = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).unwrap();

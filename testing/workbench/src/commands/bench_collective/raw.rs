@@ -6,7 +6,7 @@ use leasehold_collective::World;
 use leasehold_collective::bench::RawNccl;
 use leasehold_collective::driver::{CollectiveOps, Nccl};
 use leasehold_cuda::driver::ops::CudaSlowOps;
-use leasehold_cuda_traces::raw_stream::RawStream;
+use leasehold_sim::traces::raw_stream::RawStream;
 use std::cell::Cell;
 use std::time::Instant;
 

@@ -110,8 +110,8 @@ fn two_sides_take_turns_and_every_figure_but_the_drop_has_a_ratio() {
 #[test]
 fn the_raw_side_is_legal_and_leaves_nothing() {
     use leasehold_cuda::driver::ops::DeviceOps;
-    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
     use leasehold_sim::MachineConfig;
+    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     use std::process::Command;
     const NAME: &str =
         "commands::bench_collective::tests::the_raw_side_is_legal_and_leaves_nothing";
