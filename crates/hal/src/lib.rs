@@ -60,6 +60,7 @@ pub mod validated;
 mod wrapper;
 
 #[cfg(test)]
+#[path = "../tests/unit/mod.rs"]
 mod tests;
 
 pub use backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};

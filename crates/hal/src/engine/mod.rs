@@ -81,6 +81,7 @@ pub mod stream;
 pub mod stream_pool;
 pub mod tables;
 #[cfg(test)]
+#[path = "../../tests/unit/engine/mod.rs"]
 mod tests;
 pub mod timelines;
 pub mod waits;
