@@ -7,6 +7,7 @@
 #   fuzz-memory, fuzz-alloc   a hundred million calls, steps   (short: one, two million)
 #   fuzz-capi    a hundred million calls of leasehold_*        (short: none)
 #   stress       a thousand seeds on each device               (short: 20, 5 and 10)
+#   operators    every case of the kernels' tests   (short: a quarter, and few large shapes)
 #   planted      each of the planted mistakes is found         (short: each patch still fits)
 #   model        a hundred thousand random programs of the Python package   (short: 300)
 #   torch        the extension against the oldest and the newest PyTorch    (short: none)
@@ -23,6 +24,7 @@ part() {
     case $1 in
         loom | asan | fuzz-memory | fuzz-alloc | fuzz-capi) ci/sanitize.sh "$1" ;;
         stress) ci/programs.sh stress 1000 10000 8 ;;
+        operators) LEASEHOLD_LONG=1 ci/test.sh -p leasehold-operators ;;
         planted) ci/planted.sh ;;
         model | torch) ci/python.sh "$1" ;;
         main-job) ci/programs.sh --release main-job ;;
@@ -34,7 +36,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress planted model torch main-job first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress operators planted model torch main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -43,9 +43,13 @@ fn check(machine: &Monitor) {
 }
 
 fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
-    let words = 0..bytes.div_ceil(8) as u64;
-    let mut all = Vec::with_capacity(bytes + 8);
-    words.for_each(|i| all.extend((i.wrapping_mul(0x9E37_79B9) ^ u64::from(seed)).to_le_bytes()));
+    // A prime number of bytes repeats, so that no piece has the contents of another place.
+    let once: Vec<u8> =
+        (0..65_521u32).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8 ^ seed).collect();
+    let mut all = Vec::with_capacity(bytes + once.len());
+    while all.len() < bytes {
+        all.extend_from_slice(&once);
+    }
     all.truncate(bytes);
     all
 }

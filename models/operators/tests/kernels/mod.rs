@@ -239,5 +239,12 @@ pub fn size() -> impl Strategy<Value = usize> {
 }
 
 pub fn cases(cases: u32) -> ProptestConfig {
+    // Emulated kernels take most of the time. `ci/long.sh` tries all cases.
+    let cases = if long() { cases } else { cases / 4 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+/// Whether the long form was asked for.
+pub fn long() -> bool {
+    std::env::var_os("LEASEHOLD_LONG").is_some()
 }
