@@ -2,17 +2,18 @@
 # Run before a release, and nightly in the workflow: the long forms of what `ci/all.sh` checks in
 # short, and what it does not check. Some hours on two cores. All parts run even when one fails.
 #
-#   loom         every bound of the models          (short: the allocator's with two preemptions)
-#   asan         AddressSanitizer over every crate  (short: core, alloc and memory)
-#   fuzz-memory, fuzz-alloc   a hundred million calls, steps   (short: one, two million)
-#   fuzz-capi    a hundred million calls of leasehold_*        (short: none)
-#   stress       a thousand seeds on each device               (short: 20, 5 and 10)
-#   operators    every case of the kernels' tests   (short: a quarter, and few large shapes)
-#   planted      each of the planted mistakes is found         (short: each patch still fits)
-#   model        a hundred thousand random programs of the Python package   (short: 300)
-#   torch        the extension against the oldest and the newest PyTorch    (short: none)
-#   main-job     the programs of the release profile, with thin LTO         (short: of tests' build)
-#   first-steps  README's lines in a fresh clone with an empty environment  (short: none)
+#   loom         every bound of the models; short: the allocator's with two preemptions
+#   asan         AddressSanitizer over every crate; short: core, alloc and memory
+#   fuzz-memory, fuzz-alloc   a hundred million calls, steps; short: one, two million
+#   fuzz-capi    a hundred million calls of leasehold_*; short: none
+#   stress       a thousand seeds on each device; short: 20, 5 and 10
+#   operators    every case of the kernels' tests; short: a quarter, and few large shapes
+#   ptx          the compiler gives the kernels' images; short: where a hash differs
+#   planted      each of the planted mistakes is found; short: each patch still fits
+#   model        a hundred thousand random programs of the Python package; short: some hundreds
+#   torch        the extension against the oldest and the newest PyTorch; short: none
+#   main-job     the programs of the release profile, with thin LTO; short: of the tests' build
+#   first-steps  README's lines in a fresh clone with an empty environment; short: none
 #
 #   ci/long.sh              everything
 #   ci/long.sh loom asan    only these parts
@@ -25,6 +26,7 @@ part() {
         loom | asan | fuzz-memory | fuzz-alloc | fuzz-capi) ci/sanitize.sh "$1" ;;
         stress) ci/programs.sh stress 1000 10000 8 ;;
         operators) LEASEHOLD_LONG=1 ci/test.sh -p leasehold-operators ;;
+        ptx) ci/ptx.sh --compile ;;
         planted) ci/planted.sh ;;
         model | torch) ci/python.sh "$1" ;;
         main-job) ci/programs.sh --release main-job ;;
@@ -36,7 +38,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress operators planted model torch main-job first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress operators ptx planted model torch main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -36,7 +36,9 @@ fn every_promise_is_held_by_something_that_exists() {
             } else if let Some(program) = name.strip_prefix("compile_fail ") {
                 root.join("tests/compile_fail").join(program).with_extension("stderr").is_file()
             } else if let Some(unit) = name.strip_prefix("unit ") {
-                any_file_has(&root.join("src"), &format!("fn {unit}("))
+                ["src", "tests/unit"]
+                    .iter()
+                    .any(|d| any_file_has(&root.join(d), &format!("fn {unit}(")))
             } else if name.starts_with(char::is_lowercase) && name.contains("::") {
                 has_test(&root.join("tests/main"), name)
             } else {
