@@ -66,7 +66,7 @@ model() {
 }
 
 check() {
-    wheel=$(wheel dev)
+    wheel=$(wheel quick)
     # The module has the C ABI, and needs neither CUDA nor a Python library.
     rm -rf "$work/unpacked"
     python3 -m zipfile -e "$wheel" "$work/unpacked"
