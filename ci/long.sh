@@ -7,7 +7,8 @@
 #   fuzz-memory, fuzz-alloc   a hundred million calls, steps; short: one, two million
 #   fuzz-capi    a hundred million calls of leasehold_*; short: none
 #   stress       a thousand seeds on each device; short: 20, 5 and 10
-#   operators    every case of the kernels' tests; short: a quarter, and few large shapes
+#   tests        all cases and seeds of kernels, of texts on emulated Metal and of the budgets of
+#                graphs; short: a quarter, and few large shapes
 #   ptx          the compiler gives the kernels' images; short: where a hash differs
 #   planted      each of the planted mistakes is found; short: each patch still fits
 #   model        a hundred thousand random programs of the Python package; short: some hundreds
@@ -25,7 +26,7 @@ part() {
     case $1 in
         loom | asan | fuzz-memory | fuzz-alloc | fuzz-capi) ci/sanitize.sh "$1" ;;
         stress) ci/programs.sh stress 1000 10000 8 ;;
-        operators) LEASEHOLD_LONG=1 ci/test.sh -p leasehold-operators ;;
+        tests) LEASEHOLD_LONG=1 ci/test.sh -p leasehold-operators -p leasehold-llama -p leasehold ;;
         ptx) ci/ptx.sh --compile ;;
         planted) ci/planted.sh ;;
         model | torch) ci/python.sh "$1" ;;
@@ -38,7 +39,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress operators ptx planted model torch main-job first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx planted model torch main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -31,7 +31,7 @@ pub(crate) fn note(_: Python<'_>) {
     let own = fork::generation();
     let before = PROCESS.swap(own, Ordering::AcqRel);
     if before != own && before != NONE {
-        // What ran in the parent as it forked ends there.
+        // Functions that ran in the parent as it forked end there.
         GATE.fetch_and(1, Ordering::SeqCst);
     }
 }

@@ -550,7 +550,7 @@ impl Under {
         if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
     }
 
-    /// What the simulated machine has reported since it was asked, the first four.
+    /// The first four reports of the simulated machine since the last call.
     pub(crate) fn reports(&self) -> Vec<String> {
         #[cfg(feature = "sim")]
         if let Some(machine) = &self.machine {

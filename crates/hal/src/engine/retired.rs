@@ -76,7 +76,7 @@ pub enum Ending {
     Later,
 }
 
-/// What [`Retired::settle`] does about work that streams of other libraries have.
+/// The rule of [`Retired::settle`] for work that streams of other libraries have.
 #[derive(Clone, Copy, Debug)]
 pub enum Others {
     /// It waits for the work.
@@ -85,7 +85,7 @@ pub enum Others {
     Leave,
 }
 
-/// What a look at the list has found.
+/// The findings of one look at the list.
 struct Sweep {
     /// The number of payloads that ended.
     ended: usize,

@@ -352,16 +352,22 @@ impl SimDriver {
         self.config.version >= PARTITIONS
     }
 
-    /// Begins a call about a context that need not be current. A lost device does not fail the
-    /// call.
-    fn enter_about(&self, api: &'static str, context: Option<NativeContext>) -> Result<()> {
-        let device = {
+    /// Begins a call about a context, or about the thread's current one. It need not be current. A
+    /// lost device does not fail the call. Returns the context; null, where the thread has none.
+    fn enter_about(
+        &self,
+        api: &'static str,
+        context: Option<NativeContext>,
+    ) -> Result<NativeContext> {
+        let (context, device) = {
             let tables = self.lock();
             let current = || tables.current.get(&thread::current().id()).copied();
             let context = context.filter(|c| !c.is_null()).map(|c| c.0).or_else(current);
-            context.and_then(|c| tables.contexts.get(&c)).map_or(0, |c| c.device)
+            let device = context.and_then(|c| tables.contexts.get(&c)).map_or(0, |c| c.device);
+            (NativeContext(context.unwrap_or(0)), device)
         };
-        self.enter_plain(api, device)
+        self.enter_plain(api, device)?;
+        Ok(context)
     }
 
     /// Begins a call that needs no context. A lost device does not fail the call.
@@ -629,7 +635,7 @@ impl ContextOps for SimDriver {
     }
 
     unsafe fn context_destroy(&self, context: NativeContext) -> Result<()> {
-        let told = self.enter_about("cuCtxDestroy", Some(context));
+        let told = self.enter_about("cuCtxDestroy", Some(context)).map(|_| ());
         if matches!(told, Err(Error::InvalidState(_))) {
             return told;
         }
@@ -654,8 +660,7 @@ impl ContextOps for SimDriver {
     }
 
     fn current(&self) -> Result<NativeContext> {
-        self.enter_about("cuCtxGetCurrent", None)?;
-        Ok(NativeContext(self.lock().current.get(&thread::current().id()).copied().unwrap_or(0)))
+        self.enter_about("cuCtxGetCurrent", None)
     }
 
     unsafe fn set_current(&self, context: NativeContext) -> Result<()> {

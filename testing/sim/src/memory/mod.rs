@@ -1,5 +1,6 @@
-//! What measures and tests the allocator core: memory without a device, streams without work, and
-//! with the feature `workloads` allocations of programs, recorded or made.
+//! Instruments for the allocator core: memory without a device, and streams without work.
+//!
+//! The feature `workloads` adds allocations of programs, recorded or made.
 //!
 //! It uses the allocator through its public interface alone.
 //!
