@@ -39,11 +39,11 @@ fn memory_goes_to_another_stream_behind_an_event() {
     // On a busy machine the work of many rounds may be over before the next one asks for memory.
     let mut round = 0u32;
     while round < 20 || waits() == 0 && begin.elapsed() < Duration::from_secs(60) {
-        let (from, to) = if round % 2 == 0 { (a, b) } else { (b, a) };
+        let (from, to) = if round.is_multiple_of(2) { (a, b) } else { (b, a) };
         let block = device.alloc(36 * MIB, from).unwrap();
         device.fill(from, block, round as u8, 36 * MIB);
         // Used on the other stream too, every third time.
-        if round % 3 == 0 {
+        if round.is_multiple_of(3) {
             assert_eq!(leasehold_sim_order(device.0, from, to), OK);
             device.fill(to, block, round as u8, 36 * MIB);
             assert_eq!(device.record(block, to), OK);
