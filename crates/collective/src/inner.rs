@@ -23,7 +23,7 @@ use crate::order_token::Turn;
 use crate::signature::{Class, Kind, List, Signature};
 use crate::store::Presence;
 use crate::unfinished::{Calls, Submission, Unfinished, first_of};
-use crate::watchdog::{self, Watched, Watching};
+use crate::watchdog::{self, Then, Watched, Watching};
 use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, Device, TimelineId};
@@ -218,6 +218,14 @@ impl Core {
 
     /// Ends the communicator, and returns its first failure, and the end of the library's work.
     fn end(&self, cause: Error, others: Others) -> (Error, Arc<Done>) {
+        let (first, done, then) = self.fail(cause, others);
+        then.into_iter().for_each(|then| then());
+        (first, done)
+    }
+
+    /// Fails the communicator's calls. Returns its first failure, the end of the library's work, and
+    /// what begins that, once.
+    fn fail(&self, cause: Error, others: Others) -> (Error, Arc<Done>, Option<Then>) {
         let mut failed = self.failed.lock();
         let new = failed.end.is_none();
         let done = failed.end.get_or_insert_default().clone();
@@ -227,18 +235,16 @@ impl Core {
         for at in self.unfinished.first() {
             self.poison(at, &first);
         }
-        if !new {
-            return (first, done);
-        }
-        tracing::warn!(communicator = %self.members.name, cause = %first, "a communicator ends");
-        let (me, cause) = (self.me.upgrade(), first.clone());
-        let tell = move || {
-            if let Some(me) = me {
-                me.tell_end(&cause, others);
-            }
-        };
-        self.native.abort(first.clone(), tell, done.clone());
-        (first, done)
+        let me = self.me.upgrade().filter(|_| new);
+        let then = me.map(|me| -> Then {
+            let (cause, over) = (first.clone(), done.clone());
+            Box::new(move || {
+                tracing::warn!(communicator = %me.members.name, %cause, "a communicator ends");
+                let (teller, why) = (me.clone(), cause.clone());
+                me.native.abort(cause, move || teller.tell_end(&why, others), over);
+            })
+        });
+        (first, done, then)
     }
 
     /// Tells the other ranks of the end, and waits until their values have failed too: what the
@@ -567,23 +573,21 @@ impl Watched for Core {
         checks.into_iter().chain([submitted]).collect()
     }
 
-    fn told(&self, name: &str, word: &str, number: u32, text: &str) {
-        if name != self.members.key || self.ended().is_some() {
-            return;
+    fn told(&self, names: &[&str], word: &str, number: u32, text: &str) -> Option<Then> {
+        if !names.contains(&&*self.members.key) || self.ended().is_some() {
+            return None;
         }
         match word {
-            "cycle" => drop(self.end(Error::state(text.to_owned()), Others::Know)),
-            "ended" if number != self.members.rank => {
-                let lost = lost(number, text);
-                self.end(lost, Others::Know);
-            }
+            "cycle" => self.fail(Error::state(text.to_owned()), Others::Know).2,
+            "ended" if number != self.members.rank => self.fail(lost(number, text), Others::Know).2,
             "differ" if number != self.members.rank => {
                 let mut looked = self.looked.lock();
                 if !looked.differs {
                     looked.differs = self.look_closer(Reason::Notified);
                 }
+                None
             }
-            _ => {}
+            _ => None,
         }
     }
 

@@ -31,6 +31,9 @@ const GRACE_IN_ORDER: Duration = Duration::from_secs(1);
 /// Bytes of a rank's part of a report.
 const LONGEST_REPORT: usize = LONGEST_VALUE / 16;
 
+/// What follows an event.
+pub(crate) type Then = Box<dyn FnOnce() + Send>;
+
 /// A thing that a watchdog looks after.
 pub(crate) trait Watched: Send + Sync {
     /// Looks after itself: called every few milliseconds.
@@ -39,8 +42,9 @@ pub(crate) trait Watched: Send + Sync {
     /// A rank of the world is gone.
     fn lost(&self, rank: u32, why: &str);
 
-    /// Another rank tells about something of this name: a word, a number and a text.
-    fn told(&self, name: &str, word: &str, number: u32, text: &str);
+    /// Another rank tells about things of these names: a word, a number and a text. Returns what
+    /// is to be done once each of the things was told.
+    fn told(&self, names: &[&str], word: &str, number: u32, text: &str) -> Option<Then>;
 
     /// Its calls for which other ranks may wait. If the device is asked, those submitted are left
     /// out once one has come to an end. Otherwise calls count as ready that may wait for something
@@ -126,7 +130,7 @@ impl Watchdog {
     }
 }
 
-/// Notifies all ranks of something about a thing of a name.
+/// Notifies all ranks of something about a thing of a name, or things of names with spaces between.
 ///
 /// # Errors
 /// The store's own.
@@ -256,7 +260,8 @@ impl Looker {
         };
         match self.cycles.look(now, rank, standing, record, load)? {
             Some(Cycle { keys, text }) => {
-                keys.iter().try_for_each(|key| notify(world, "cycle", key, rank, &text))
+                // In one event, so that none of them goes on where another one has ended.
+                notify(world, "cycle", &Vec::from_iter(keys).join(" "), rank, &text)
             }
             None => Ok(()),
         }
@@ -296,7 +301,11 @@ impl Looker {
                 world.store().set(&key, world.watchdog().own_report().as_bytes())?;
             }
             "gone" | "left" => self.lose(number, word == "left", text),
-            _ => world.watchdog().each(|w| w.told(name, word, number, text)),
+            _ => {
+                let (names, mut then) = (Vec::from_iter(name.split(' ')), Vec::new());
+                world.watchdog().each(|w| then.extend(w.told(&names, word, number, text)));
+                then.into_iter().for_each(|then| then());
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use crate::common::{config, ranks, runtime, worlds};
 use leasehold::{Context, DeviceId, Error, Name, Result};
 use leasehold_collective::driver::{Communicator, Host, Place};
 use leasehold_collective::{
-    CollectiveOps, CommConfig, Presence, Reduce, Store, ThreadStore, World,
+    Check, CollectiveOps, CommConfig, Presence, Reduce, Store, ThreadStore, World,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -245,16 +245,20 @@ fn ranks_with_other_libraries_are_told() {
     assert!(errors[1].contains("rank 0 is lost") && errors[1].contains("library is not there"));
 }
 
-/// A store that gives each part of a communicator the whole's id.
+/// A store that gives each part of a communicator the whole's id, and whose events take time.
 #[derive(Debug)]
-struct OneId(ThreadStore);
+struct Odd(ThreadStore);
 
-impl Store for OneId {
+impl Store for Odd {
     fn place(&self) -> String {
         self.0.place()
     }
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.0.set(key, value)
+        self.0.set(key, value)?;
+        if key.starts_with("event/") {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
     fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>> {
         self.0.get(if key.ends_with("/s0c0/id/0") { "comm/one/1/id/0" } else { key }, limit)
@@ -278,7 +282,7 @@ fn a_wrong_id_leads_to_no_communicator_of_another_size() {
     let short = CommConfig::new("one").timeout(Duration::from_millis(500));
     let store = ThreadStore::new();
     let part = |rank: u32| -> Result<String> {
-        let world = World::with_store(rank, 3, OneId(store.share()))?;
+        let world = World::with_store(rank, 3, Odd(store.share()))?;
         let runtime = runtime()?;
         let whole = world.comm(&runtime, &short)?;
         let part = whole.split((rank != 2).then_some(0), 0);
@@ -293,6 +297,32 @@ fn a_wrong_id_leads_to_no_communicator_of_another_size() {
     assert!(said[0].contains("rank 1 is lost: it could not make its part"), "{said:?}");
     assert!(said[1].contains("rank 1 of 2 has the id of a communicator of 3"), "{said:?}");
     assert_eq!(said[2], "false");
+}
+
+#[test]
+fn a_dead_lock_ends_its_communicators_at_once() {
+    let store = ThreadStore::new();
+    let rank = |rank: u32| -> Result<Vec<String>> {
+        let world = World::with_store(rank, 2, Odd(store.share()))?;
+        let runtime = runtime()?;
+        let config = |name| CommConfig::new(name).check(Check::Each);
+        let [a, b] = [world.comm(&runtime, &config("a"))?, world.comm(&runtime, &config("b"))?];
+        let x = [runtime.upload(&[1u32; 8])?, runtime.upload(&[2u32; 8])?];
+        // The call that comes second goes on where the first one alone has ended.
+        let order = if rank == 0 { [(&a, &x[0]), (&b, &x[1])] } else { [(&b, &x[1]), (&a, &x[0])] };
+        let said = order.map(|(comm, x)| {
+            let called = comm.all_reduce(runtime.stream(), x, Reduce::Sum);
+            called.map_or_else(|e| e.to_string(), |()| "a sum".to_owned())
+        });
+        world.barrier("end", Duration::from_secs(60))?;
+        Ok(said.to_vec())
+    };
+    let said: Vec<String> = std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = (0..2).map(|me| scope.spawn(move || rank(me))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect()
+    });
+    assert!(said.iter().all(|said| said.contains("dead-lock")), "{said:?}");
 }
 
 #[test]
