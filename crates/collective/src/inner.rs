@@ -223,8 +223,8 @@ impl Core {
         (first, done)
     }
 
-    /// Fails the communicator's calls. Returns its first failure, the end of the library's work, and
-    /// what begins that, once.
+    /// Fails the communicator's calls. Returns its first failure, the end of the library's work,
+    /// and what begins that end, once.
     fn fail(&self, cause: Error, others: Others) -> (Error, Arc<Done>, Option<Then>) {
         let mut failed = self.failed.lock();
         let new = failed.end.is_none();

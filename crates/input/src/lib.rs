@@ -3,7 +3,8 @@
 //!
 //! Every crate opens an external file with [`open`] or [`read`]: regular files only, within a
 //! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length.
-//! [`shown`] makes text safe for a message or a terminal.
+//! [`shown`] makes text safe for a message or a terminal. A [`CompileCache`] keeps what compilers
+//! made, in a directory of the user.
 //!
 //! ```
 //! let text = leasehold_input::shown("two\u{1b}[2J").to_string();
@@ -13,10 +14,12 @@
 //! This crate must not know what a file means, and returns only its own errors.
 #![forbid(unsafe_code)]
 
+mod cache;
 mod file;
 mod lines;
 mod text;
 
+pub use cache::{CompileCache, Key};
 pub use file::{Cause, Refusal, open, read};
 pub use lines::{LineError, Lines};
 pub use text::{Shown, printable, shown, shown_within};

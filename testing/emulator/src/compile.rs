@@ -3,6 +3,8 @@
 //! This module must not know languages.
 
 use crate::failure::{Failure, SWITCH};
+use leasehold_core::sync::OnceLock;
+use leasehold_input::{CompileCache, Key};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -12,6 +14,32 @@ use std::process::{Command, Output};
 #[derive(Debug)]
 pub(crate) struct Workshop {
     folder: tempfile::TempDir,
+}
+
+/// The library that a tool makes of a text with options. A cache on disk keeps it for all processes
+/// of the user.
+///
+/// # Errors
+/// [`Failure::Missing`] without the tool; those of `make`.
+pub(crate) fn kept(
+    tool: &str,
+    options: &[&str],
+    text: &str,
+    make: impl FnOnce() -> Result<Vec<u8>, Failure>,
+) -> Result<Vec<u8>, Failure> {
+    static CACHE: OnceLock<CompileCache> = OnceLock::new();
+    let said = Command::new(tool).arg("--version").output();
+    let said = said.map_err(|e| Failure::Missing(format!("{tool}: {e}")))?;
+    let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
+    let key = Key {
+        source: text,
+        name: "emulated",
+        options: &options,
+        architecture: std::env::consts::ARCH,
+        compiler: &String::from_utf8_lossy(&said.stdout),
+        driver: 0,
+    };
+    CACHE.get_or_init(CompileCache::from_env).get_or_compile(&key, make)
 }
 
 fn unwritten(e: &io::Error) -> Failure {

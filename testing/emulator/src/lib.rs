@@ -132,13 +132,16 @@ const OPTIONS: [&str; 7] = [
 /// The checks find misaligned vectors, overflowing shifts, and indices outside arrays.
 const CHECKS: &str = "-fsanitize=alignment,shift,bounds";
 
+/// The text of the runtime of CUDA programs.
+const RUNTIME: &str = include_str!("../include/cuda_runtime.cpp");
+
 /// The runtime of CUDA programs, compiled once in a process.
 fn cuda_runtime() -> Result<Vec<u8>, Failure> {
     static MADE: OnceLock<Vec<u8>> = OnceLock::new();
     if let Some(made) = MADE.get() {
         return Ok(made.clone());
     }
-    let text = ("runtime.cpp", include_str!("../include/cuda_runtime.cpp"));
+    let text = ("runtime.cpp", RUNTIME);
     let files = HEADERS.into_iter().chain([text]).map(|(name, text)| (name, text.as_bytes()));
     let workshop = Workshop::new(files)?;
     let options =
@@ -150,7 +153,7 @@ fn cuda_runtime() -> Result<Vec<u8>, Failure> {
 
 impl Program {
     /// Compiles CUDA C++. The kernels are the `__global__` functions that the text defines. Blocks
-    /// on the compiler, for about a second.
+    /// on the compiler for about a second, or reads what it made of the same text before.
     ///
     /// # Errors
     /// [`Failure::Missing`] without g++. [`Failure::Refused`] with the compiler's messages, or with
@@ -195,20 +198,25 @@ impl Program {
             options.extend(["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]);
         }
         options.extend(["-x", "c++-cpp-output", "-c", "../text.ii", "-o", "../text.o"]);
-        workshop.run("source", "g++", options)?;
-
-        let dynamic = cuda::dynamic(&workshop.read("text.o")?);
-        workshop.write("dynamic.s", dynamic.as_bytes())?;
-        workshop.write("runtime.o", &cuda_runtime()?)?;
-        let link = ["-shared", "-Wl,-Bsymbolic,-z,defs", "text.o", "runtime.o", "dynamic.s", "-lm"];
-        workshop.run("", "g++", link.into_iter().chain(["-o", "kernels.so"]))?;
-        let image = workshop.read("kernels.so")?;
+        // The text has all headers but those of the runtime.
+        let whole = [&*text, RUNTIME].concat() + &HEADERS.map(|(_, text)| text).concat();
+        let image = compile::kept("g++", &options, &whole, || {
+            workshop.run("source", "g++", &options)?;
+            let dynamic = cuda::dynamic(&workshop.read("text.o")?);
+            workshop.write("dynamic.s", dynamic.as_bytes())?;
+            workshop.write("runtime.o", &cuda_runtime()?)?;
+            let link =
+                ["-shared", "-Wl,-Bsymbolic,-z,defs", "text.o", "runtime.o", "dynamic.s", "-lm"];
+            workshop.run("", "g++", link.into_iter().chain(["-o", "kernels.so"]))?;
+            workshop.read("kernels.so")
+        })?;
         let kernels = cuda::kernels(&image).map_err(Failure::Refused)?;
         Ok(Self(Arc::new(Compiled { image, kernels, watched: cuda.watched })))
     }
 
     /// Compiles libraries of the Metal shading language, each a whole text. A library's kernels are
-    /// those that it defines; their names are unique. Blocks on the compiler, for seconds.
+    /// those that it defines; their names are unique. Blocks on the compiler for seconds, or reads
+    /// what it made of the same text before.
     ///
     /// # Errors
     /// [`Failure::Missing`] without clang. [`Failure::Refused`] with the compiler's messages, or
@@ -231,17 +239,18 @@ impl Program {
         program.push_str(&metal::entry(&cases));
         files.push(("kernels.cpp".to_owned(), program));
         let files = files.iter().map(|(n, t)| (n.as_str(), t.as_str()));
-        let workshop =
-            Workshop::new(HEADERS.into_iter().chain(files).map(|(n, t)| (n, t.as_bytes())))?;
+        let files = HEADERS.into_iter().chain(files);
+        let whole = files.clone().map(|(name, text)| format!("{name}\n{text}")).collect::<String>();
+        let workshop = Workshop::new(files.map(|(name, text)| (name, text.as_bytes())))?;
         // The language is C++14 with extensions. Traps need no library of the compiler.
         let options = ["-std=c++14", CHECKS, "-fsanitize-trap=all", "-shared", "-Iinclude"];
-        let options = OPTIONS.into_iter().chain(options);
-        workshop.run("", "clang++", options.chain(["kernels.cpp", "-o", "kernels.so"]))?;
-        Ok(Self(Arc::new(Compiled {
-            image: workshop.read("kernels.so")?,
-            kernels,
-            watched: false,
-        })))
+        let output = ["kernels.cpp", "-o", "kernels.so"];
+        let options: Vec<&str> = OPTIONS.into_iter().chain(options).chain(output).collect();
+        let image = compile::kept("clang++", &options, &whole, || {
+            workshop.run("", "clang++", &options)?;
+            workshop.read("kernels.so")
+        })?;
+        Ok(Self(Arc::new(Compiled { image, kernels, watched: false })))
     }
 
     /// The kernels.

@@ -220,6 +220,15 @@ impl Part {
         }
     }
 
+    /// As long as it is held the rank is not aborted.
+    fn living(&self) -> Result<impl Sized + '_> {
+        let aborted = self.aborted.lock();
+        match &*aborted {
+            Some(cause) => Err(cause.clone()),
+            None => Ok(aborted),
+        }
+    }
+
     /// Leaves a communicator that other ranks have not joined.
     fn leave(&self) {
         let machine = &self.library.machine;
@@ -254,9 +263,7 @@ impl Part {
 
 impl Communicator for Part {
     unsafe fn enqueue(&self, stream: u64, calls: &[Call<'_>]) -> Result<()> {
-        if let Some(cause) = self.aborted.lock().clone() {
-            return Err(cause);
-        }
+        drop(self.living()?);
         let Library { machine, native, .. } = &*self.library;
         let _turn = machine.library_enter(self.device, "ncclGroupEnd")?;
         // Two threads that do not take turns meet here more often.
@@ -264,6 +271,8 @@ impl Communicator for Part {
         machine.note(self.device, "ncclGroupEnd")?;
         self.look_at_windows(calls);
         let meet = Meet { comm: self.comm, calls: calls.iter().map(call).collect::<Result<_>>()? };
+        // An abort on another thread comes before this or after it.
+        let _living = self.living()?;
         match native {
             Native::Queues(machine) => machine.enqueue(QueueId(stream), Command::Meet(meet)),
             // SAFETY: the caller vouches for the stream and for the calls' memory.

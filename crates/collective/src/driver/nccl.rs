@@ -282,7 +282,8 @@ impl CollectiveOps for Nccl {
         let (size, rank) = (place.size as c_int, place.rank as c_int);
         // SAFETY: the place is for a communicator, and the device is the driver's current one.
         unsafe { self.0.functions.init(&raw mut comm, size, id, rank) }?;
-        let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false });
+        let state =
+            Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false, inside: 0 });
         let part = Arc::new(Part { api: self.0, size: place.size, rank: place.rank, state });
         Part::connect(&part, place)?;
         Ok(part)
@@ -312,6 +313,8 @@ struct State {
     cause: Option<Error>,
     /// Whether graphs have its calls, and so use its memory on the device.
     captured: bool,
+    /// Calls that go into the library, or are in it.
+    inside: u32,
 }
 
 impl State {
@@ -427,7 +430,9 @@ impl Communicator for Part {
         let comm = {
             let mut state = self.state.lock();
             state.captured |= calls.iter().any(|c| c.signature.captured);
-            state.comm()?
+            let comm = state.comm()?;
+            state.inside += 1;
+            comm
         };
         let stream = stream as usize as *mut c_void;
         // A call of no elements moves nothing, on no rank.
@@ -436,7 +441,7 @@ impl Communicator for Part {
         let several =
             calls.clone().count() > 1 || calls.clone().any(|c| c.signature.kind == Kind::AllToAll);
         // SAFETY: by the contract. A group that began ends, also after an error.
-        unsafe {
+        let mut made = || unsafe {
             if !several {
                 return calls.try_for_each(|call| self.call(comm, stream, call));
             }
@@ -445,7 +450,10 @@ impl Communicator for Part {
             let made = calls.try_for_each(|call| self.call(comm, stream, call));
             let ended = f.group_end();
             made.and(ended)
-        }
+        };
+        let made = made();
+        self.state.lock().inside -= 1;
+        made
     }
 
     fn abort(&self, cause: Error) {
@@ -455,6 +463,12 @@ impl Communicator for Part {
             (state.comm.take(), state.captured)
         };
         let Some(comm) = comm else { return };
+        // A call that took the communicator before goes into the library first, which is soon. The
+        // library may hold it there until the abort.
+        let until = Instant::now() + ENTRY;
+        while self.state.lock().inside != 0 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
         let f = &self.api.functions;
         let run = move || {
             // The whole value goes into the closure.
@@ -522,6 +536,8 @@ impl Communicator for Part {
     }
 }
 
+/// The time in which a thread that has begun a call comes into the library.
+const ENTRY: Duration = Duration::from_millis(100);
 /// `ncclUint8`.
 const BYTE: c_int = 1;
 

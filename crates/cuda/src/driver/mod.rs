@@ -7,14 +7,12 @@
 //! | [`condition`] | the code of the kernel that sets a condition of a graph |
 //! | [`real`] | the vendor's driver, loaded at run time |
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
-//! | [`cache`] | compiled kernels on disk |
 //! | `loader` | the reason why a library cannot be loaded |
 //! | `pages` | host memory for large pinned segments |
 //! | `probe` | whether this process can read an address |
 //!
 //! This module must not know managers.
 
-pub mod cache;
 pub mod codes;
 pub mod condition;
 mod loader;

@@ -21,7 +21,6 @@ mod plausible;
 mod stream;
 mod words;
 
-use super::cache::{CompileCache, Key};
 use super::nvrtc;
 use super::ops::{
     CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext,
@@ -31,6 +30,7 @@ use crate::driver::codes::{self, code};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
 use leasehold_core::sync::{Mutex, OnceLock};
 use leasehold_core::{Error, ForkGuard, Result};
+use leasehold_input::{CompileCache, Key};
 use library::Functions;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};

@@ -90,7 +90,7 @@ fn eager(bench: &Bench, calls: [Calls; 2]) -> Vec<Error> {
     });
     let reports = bench.machine().take_reports();
     assert_eq!(reports.len(), 1, "{reports:?}");
-    assert_eq!(reports[0].kind, ReportKind::Mismatch);
+    assert_eq!(reports[0].kind, ReportKind::Mismatch, "{reports:?}");
     errors
 }
 

@@ -5,7 +5,6 @@
 use leasehold_core::Error;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
-use leasehold_cuda::driver::cache::CompileCache;
 use leasehold_cuda::driver::ops::{
     ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphExecUpdate, GraphOps, MemoryOps,
     ModuleOps, NativeCondition, NativeContext, NativeCopy, NativeEvent, NativeFunction,
@@ -13,6 +12,7 @@ use leasehold_cuda::driver::ops::{
 };
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_hal::ConditionalKind;
+use leasehold_input::CompileCache;
 use leasehold_sim::traces::kernels::Arguments;
 use std::path::{Path, PathBuf};
 use std::process::Command;

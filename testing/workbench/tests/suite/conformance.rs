@@ -30,20 +30,20 @@ fn one_object_has_every_run_and_every_number_that_is_no_case() {
     assert!(report["elsewhere"]["70"].as_str().unwrap().contains("DLPack"), "{report}");
 }
 
-#[cfg(feature = "cuda")]
+/// The tests of `leasehold-sim` run the whole suite over both simulated drivers.
+#[cfg(all(feature = "cuda", feature = "mps"))]
 #[test]
-fn cuda_over_the_simulated_driver_passes_everything() {
-    let report = json(&["conformance", "--device", "cuda:0", "--sim", "--json"]);
-    assert_eq!((&report["ok"], &report["memory_debug"]), (&true.into(), &"".into()), "{report}");
-    assert!(report["passed"].as_u64() > Some(140), "{report}");
-}
-
-#[cfg(feature = "mps")]
-#[test]
-fn metal_over_the_simulated_driver_passes_everything() {
-    let report = json(&["conformance", "--device", "mps:0", "--sim", "--json"]);
-    assert_eq!((&report["ok"], &report["memory_debug"]), (&true.into(), &"".into()), "{report}");
-    assert!(report["passed"].as_u64() > Some(140), "{report}");
+fn simulated_drivers_are_devices_too() {
+    for device in ["cuda:0", "mps:0"] {
+        let report =
+            json(&["conformance", "--device", device, "--sim", "--json", "--filter", "1-40"]);
+        assert_eq!(
+            (&report["ok"], &report["memory_debug"]),
+            (&true.into(), &"".into()),
+            "{report}"
+        );
+        assert!(report["passed"].as_u64() > Some(30), "{report}");
+    }
 }
 
 #[cfg(feature = "cuda")]

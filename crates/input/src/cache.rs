@@ -11,7 +11,8 @@
 //! or none of it. Of several writers of one key the last one wins, with the same content. A file
 //! that is truncated, corrupted or of another format fails its checksum. The cache then compiles
 //! the kernel again and replaces the file. The cache locks nothing. A directory that cannot be
-//! written only costs the compilation.
+//! written only costs the compilation. The first write of a process removes the oldest files beyond
+//! 1 GiB.
 //!
 //! # Ownership and permissions
 //! A cached kernel runs on the device with this user's rights, and the checksum has no key. So the
@@ -23,10 +24,9 @@
 //!
 //! This module must not know compilers.
 
-use leasehold_core::Result;
-use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use std::{env, fs, io, process};
 
@@ -36,6 +36,8 @@ const MAGIC: &[u8; 8] = b"LHKRNL1\n";
 const HEADER: usize = 8 + 8 + 8 + 8;
 /// The most bytes of a file. A kernel's image is some KiB to a few MiB.
 const FILE_MAX: u64 = 64 << 20;
+/// The most bytes of all files, where a process begins to write.
+const DIRECTORY_MAX: u64 = 1 << 30;
 /// Temporary files older than this belong to writers that ended early, and are removed.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -142,11 +144,11 @@ impl CompileCache {
     ///
     /// # Errors
     /// The compiler's, never the cache's own. A failure is not stored.
-    pub fn get_or_compile(
+    pub fn get_or_compile<E>(
         &self,
         key: &Key<'_>,
-        compile: impl FnOnce() -> Result<Vec<u8>>,
-    ) -> Result<Vec<u8>> {
+        compile: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
         let Some(directory) = self.directory.as_deref().filter(|directory| self.may_use(directory))
         else {
             self.misses.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +203,7 @@ impl CompileCache {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         if serial == 0 {
             create_private(directory)?;
-            remove_abandoned(directory);
+            tidy(directory, DIRECTORY_MAX);
         }
         // The directory is checked after its creation, because another user may have made it.
         let data = fs::symlink_metadata(directory)?;
@@ -237,8 +239,7 @@ fn check_owner(data: &fs::Metadata, is_kind: bool, kind: &str) -> io::Result<()>
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        // SAFETY: the call has no arguments, touches no memory and cannot fail.
-        let me = unsafe { libc::geteuid() };
+        let me = rustix::process::geteuid().as_raw();
         if data.uid() != me {
             return Err(io::Error::other(format!(
                 "it belongs to user {}, not to {me}",
@@ -305,21 +306,30 @@ fn create_private(directory: &Path) -> io::Result<()> {
     builder.create(directory)
 }
 
-/// Removes temporary files of writers that ended before they renamed them.
-fn remove_abandoned(directory: &Path) {
+/// Removes temporary files of writers that ended before they renamed them, and the oldest kernels
+/// beyond `most` bytes.
+fn tidy(directory: &Path, most: u64) {
     let Ok(files) = fs::read_dir(directory) else { return };
     let now = SystemTime::now();
+    let mut kept = Vec::new();
     for file in files.flatten() {
         let path = file.path();
-        if path.extension().is_none_or(|extension| extension != "tmp") {
+        let Some((size, age)) = file.metadata().ok().and_then(|data| {
+            Some((data.len(), now.duration_since(data.modified().ok()?).unwrap_or_default()))
+        }) else {
             continue;
+        };
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("tmp") if age > ABANDONED => drop(fs::remove_file(path)),
+            Some("bin") => kept.push((age, size, path)),
+            _ => {}
         }
-        let age = file
-            .metadata()
-            .and_then(|data| data.modified())
-            .ok()
-            .and_then(|then| now.duration_since(then).ok());
-        if age.is_some_and(|age| age > ABANDONED) {
+    }
+    kept.sort_unstable();
+    let mut sum = 0;
+    for (_, size, path) in kept {
+        sum += size;
+        if sum > most {
             let _ = fs::remove_file(path);
         }
     }
@@ -351,5 +361,5 @@ fn unwrap<'a>(bytes: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/cache.rs"]
+#[path = "../tests/unit/cache.rs"]
 mod tests;

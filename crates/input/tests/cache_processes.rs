@@ -1,6 +1,6 @@
 //! The compile cache under processes that write and damage it at the same time.
 
-use leasehold_cuda::driver::cache::{CompileCache, Key};
+use leasehold_input::{CompileCache, Key};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -19,7 +19,8 @@ fn use_cache(directory: &Path, rounds: usize) {
             compiler: "test",
             driver: 1,
         };
-        let image = cache.get_or_compile(&key, || Ok(source.bytes().rev().collect())).unwrap();
+        let image =
+            cache.get_or_compile(&key, || Ok::<_, ()>(source.bytes().rev().collect())).unwrap();
         assert!(
             image.iter().copied().eq(source.bytes().rev()),
             "somebody else's kernel, or half of one"
