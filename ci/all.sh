@@ -31,8 +31,14 @@ install_tools() {
     rustc --version && cargo --version && cargo fetch --quiet --locked
 }
 
-# From what fails fastest to what takes longest. From `test` to `python` they share its build.
-sections=(tools lint book messages apple ptx test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc python instructions asan loom)
+# From what fails fastest to what takes longest. From `test` to `python` they share its build. What
+# is beside others in a line, behind `+`, runs while they do, in a target folder of its own.
+sections=(
+    "tools"
+    "lint book messages apple ptx + asan loom"
+    "test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc"
+    "python + instructions"
+)
 script_of() {
     case $1 in
         tools) echo install_tools ;;
@@ -48,8 +54,10 @@ script_of() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tests="0 passed, 0 failed"
-failures=()
 asked=" ${*:-${sections[*]}} "
+for section; do
+    [[ " ${sections[*]} " == *" $section "* ]] || { echo "no section $section" >&2 && exit 2; }
+done
 
 # Seconds by the clock, and of the processors by all that the section started.
 TIMEFORMAT='%R %U %S'
@@ -60,23 +68,36 @@ run_script() {
     return "$status"
 }
 
-for section in $asked; do
-    echo "== $section"
-    state=ok
-    run_script "$section" | tee "$work/$section.log" || state=FAILED
-    [ "$state" = ok ] || failures+=("$section")
-    [ "$section" != test ] || tests=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/test.log" | tail -n 1)
-    read -r seconds processor <<<"$(awk '{ printf "%.0f %.0f", $1, $2 + $3 }' "$work/$section.seconds")"
-    printf '%-13s %5d %5d\n' "$section" "$seconds" "$processor" >>"$work/times"
-    echo "-- $section: $state after $seconds s, $processor s of the processors"
-    echo
+run_sections() {
+    local section state seconds processor
+    for section in "$@"; do
+        case $asked in *" $section "*) ;; *) continue ;; esac
+        echo "== $section"
+        state=ok
+        run_script "$section" | tee "$work/$section.log" || state=FAILED
+        read -r seconds processor <<<"$(awk '{ printf "%.0f %.0f", $1, $2 + $3 }' "$work/$section.seconds")"
+        printf '%-13s %5d %5d %s\n' "$section" "$seconds" "$processor" "$state" >>"$work/times"
+        echo "-- $section: $state after $seconds s, $processor s of the processors"
+        echo
+    done
+}
+
+for line in "${sections[@]}"; do
+    read -ra own <<<"${line%+*}"
+    read -ra beside <<<"${line#"${line%+*}"}"
+    run_sections "${beside[@]:1}" >"$work/beside" 2>&1 &
+    run_sections "${own[@]}"
+    wait
+    cat "$work/beside"
 done
+[ ! -f "$work/test.log" ] || tests=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/test.log" | tail -n 1)
+read -ra failures <<<"$(awk '$4 == "FAILED" { print $1 }' "$work/times" | tr '\n' ' ')"
 
 echo "== result after $SECONDS s; the slowest sections, seconds by the clock and of the processors:"
-sort -k 2 -n -r "$work/times" | head -n 6
+sort -k 2 -n -r "$work/times" | head -n 6 | cut -c 1-25
 # Where time has grown: beside the committed figures, which `ci/all.sh` wrote on a quiet machine of
 # two cores. No time makes a run fail.
-cp "$work/times" "${CARGO_TARGET_DIR:-target}/ci-times.txt"
+cut -c 1-25 "$work/times" >"${CARGO_TARGET_DIR:-target}/ci-times.txt"
 committed=ci/times.txt
 [ -f "$committed" ] || committed=/dev/null
 awk '
@@ -87,6 +108,10 @@ awk '
         if (more) print "sections that grew by more than a tenth:" more
     }' "$committed" "$work/times"
 if [ "${#failures[@]}" -gt 0 ]; then
+    for section in "${failures[@]}"; do
+        echo "== what $section said last"
+        tail -n 40 "$work/$section.log"
+    done
     echo "failed: ${failures[*]}"
 else
     echo "every section is ok"

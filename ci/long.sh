@@ -3,7 +3,8 @@
 # short, and what it does not check. Some hours on two cores. All parts run even when one fails.
 #
 #   loom         every bound of the models; short: the allocator's with two preemptions
-#   asan         AddressSanitizer over every crate; short: core, alloc and memory
+#   asan         AddressSanitizer over every crate; short: core, alloc and memory, without recorded
+#                programs
 #   fuzz-memory, fuzz-alloc   a hundred million calls, steps; short: one, two million
 #   fuzz-capi    a hundred million calls of leasehold_*; short: none
 #   stress       a thousand seeds on each device; short: 20, 5 and 10
@@ -12,6 +13,7 @@
 #   ptx          the compiler gives the kernels' images; short: where a hash differs
 #   planted      each of the planted mistakes is found; short: each patch still fits
 #   model        a hundred thousand random programs of the Python package; short: some hundreds
+#   python       the tests on each version of Python; short: the oldest, the newest and the system's
 #   torch        the extension against the oldest and the newest PyTorch; short: none
 #   main-job     the programs of the release profile, with thin LTO; short: of the tests' build
 #   first-steps  README's lines in a fresh clone with an empty environment; short: none
@@ -29,6 +31,7 @@ part() {
         tests) LEASEHOLD_LONG=1 ci/test.sh -p leasehold-operators -p leasehold-llama -p leasehold ;;
         ptx) ci/ptx.sh --compile ;;
         planted) ci/planted.sh ;;
+        python) ci/python.sh versions ;;
         model | torch) ci/python.sh "$1" ;;
         main-job) ci/programs.sh --release main-job ;;
         first-steps) ci/release.sh first-steps ;;
@@ -39,7 +42,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx planted model torch main-job first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx planted python model torch main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -5,7 +5,8 @@
 #                                   environments, and runs the tests, the examples of its
 #                                   documentation, mypy and pyright on the oldest and the newest
 #                                   Python, and random programs against a model; the tests also with
-#                                   each other version of Python that is found
+#                                   the oldest and the newest version of Python that is found
+#   ci/python.sh versions           the same, and the tests with each version that is found
 #   ci/python.sh model [EXAMPLES]   the random programs alone: 100,000 if no number is given
 #   ci/python.sh torch [VERSION…]   the extension against real PyTorch, the oldest version that is
 #                                   promised and the newest, built, imported and run over simulated
@@ -95,9 +96,9 @@ check() {
     "$work/full/bin/python" examples/python/generate.py models/llama/demo-model
     echo "with NumPy: ok"
 
-    # shellcheck disable=SC2046
-    [ $# -gt 0 ] || set -- $(others)
-    for python in "$@"; do
+    found=$(others)
+    [ "${1:-}" = versions ] || found=$(echo "$found" | sed -n '1p;$p' | uniq)
+    for python in $found; do
         environment other "$python" "$wheel" numpy ml_dtypes
         "$work/other/bin/python" --version
         tests other "$here/python/tests/core"
@@ -211,5 +212,6 @@ case ${1:-} in
     model) shift && tools=$(tools) && model "$@" ;;
     torch) shift && tools=$(tools) && torch "$@" ;;
     wheel) shift && release "$@" ;;
-    *) tools=$(tools) && check "$@" ;;
+    '' | versions) tools=$(tools) && check "$@" ;;
+    *) sed -n 's/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac
