@@ -7,7 +7,7 @@
 use crate::arguments::{self, because};
 use crate::buffer::Base;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid, is_refusal};
+use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::grid::Grid;
 use crate::layout::{self, Layout, MOST_DIMENSIONS};
 use crate::memory::Block;
@@ -290,7 +290,11 @@ impl<'py> HostArray<'py> {
     /// Sets every element, whose bytes are in this machine's order.
     pub(crate) fn fill(&self, py: Python<'_>, element: &[u8]) -> PyResult<()> {
         self.check_target()?;
-        recorded::settle(py, self.block().as_slice())?;
+        if let Some(block) = self.block() {
+            recorded::refuse(&[block])?;
+            let bytes = Layout::dense(self.dtype, self.grid.shape.clone(), 0)?.bytes();
+            block.settle_to_write(py, bytes).map_err(raise)?;
+        }
         assert_eq!(element.len() as i64, self.grid.size);
         // SAFETY: the memory stays in place as long as this, and the thread is attached.
         unsafe { self.grid.fill(element) };
