@@ -166,7 +166,10 @@ fn check(to: &End<'_>, from: &End<'_>) -> PyResult<()> {
         )));
     }
     if bytes.0 != bytes.1 {
-        return Err(invalid(format!("{shown}: {} bytes to {}", bytes.1, bytes.0)));
+        return Err(invalid(format!(
+            "{shown}: {} bytes to {}; both need as many, so copy from or to a part (a slice, or Buffer.view)",
+            bytes.1, bytes.0
+        )));
     }
     let is_flat = shapes.0.len() == 1 || shapes.1.len() == 1;
     if !is_flat && shapes.0 != shapes.1 {

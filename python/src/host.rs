@@ -169,7 +169,10 @@ impl<'py> HostArray<'py> {
     pub(crate) fn new(request: Request<'py>) -> PyResult<Self> {
         let (format, size) = (request.format(), request.buffer.itemsize as i64);
         let Some((dtype, swapped)) = dtype::of_format(format, size) else {
-            let cure = if format.contains(&b'O') {
+            let is_text = matches!(format.last(), Some(b'w' | b'u' | b's' | b'c' | b'p'));
+            let cure = if is_text {
+                "text is no array of numbers; encode it, and pass the bytes"
+            } else if format.contains(&b'O') {
                 "Python objects have no bytes that other memory could hold"
             } else {
                 "take one field of numbers, or a view as uint8 for the bytes as they are"
