@@ -171,7 +171,7 @@ impl<'py> HostArray<'py> {
         let Some((dtype, swapped)) = dtype::of_format(format, size) else {
             let is_text = matches!(format.last(), Some(b'w' | b'u' | b's' | b'c' | b'p'));
             let cure = if is_text {
-                "text is no array of numbers; encode it, and pass the bytes"
+                "they are text: encode it and pass the bytes, or take a view as uint8"
             } else if format.contains(&b'O') {
                 "Python objects have no bytes that other memory could hold"
             } else {
