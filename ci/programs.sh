@@ -175,9 +175,11 @@ c_examples() {
     fi
 
     if have g++; then
-        # shellcheck disable=SC2086
-        g++ -std=c++17 -O2 -g -Wall -Wextra -Werror examples/c/mlp.cpp -o "$work/mlp" $allocator "-Wl,-rpath,$work/lib"
-        "$work/mlp"
+        for program in mlp saxpy; do
+            # shellcheck disable=SC2086
+            g++ -std=c++17 -O2 -g -Wall -Wextra -Wshadow -Werror "examples/c/$program.cpp" -o "$work/$program" $allocator "-Wl,-rpath,$work/lib"
+            "$work/$program"
+        done
     else
         missing g++
     fi

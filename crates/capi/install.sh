@@ -24,7 +24,10 @@ for library; do packages="${packages:-} -p $(echo "$library" | tr _ -)"; done
 libraries=${LEASEHOLD_LIBRARIES:-$target/release}
 # $packages is a list of words.
 # shellcheck disable=SC2086
-[ -n "${LEASEHOLD_LIBRARIES:-}" ] || cargo build --quiet --release --locked $packages
+[ -n "${LEASEHOLD_LIBRARIES:-}" ] || {
+    echo "compiling $* for some minutes"
+    cargo build --quiet --release --locked $packages
+}
 
 mkdir -p "$root/include" "$root/lib/pkgconfig"
 cp tl/include/*.h crates/capi/include/*.h crates/capi/include/*.hpp "$root/include/"
@@ -48,3 +51,4 @@ mkdir -p "$root/lib/cmake/leasehold"
 for config in leaseholdConfig leaseholdConfigVersion; do
     sed -e "s|@VERSION@|$version|" "crates/capi/cmake/$config.cmake.in" >"$root/lib/cmake/leasehold/$config.cmake"
 done
+echo "installed headers, libraries, pkg-config files and a CMake package under $root"

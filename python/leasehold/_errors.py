@@ -57,3 +57,9 @@ class CompileError(Error, RuntimeError):
 
 class FailedError(Error, RuntimeError):
     """Work of a stream failed: a kernel, a function of the caller's. The stream takes no more work."""
+
+
+# Tracebacks and pickles name the classes as programs do.
+for _class in [value for value in globals().values() if isinstance(value, type)]:
+    if issubclass(_class, Error):
+        _class.__module__ = "leasehold"

@@ -92,6 +92,10 @@ impl Pool {
                 {
                     look()?;
                 }
+                Err(Error::OutOfMemory(mut report)) => {
+                    report.notes.extend(self.device.runtime.info().too_large(bytes));
+                    return Err(Error::OutOfMemory(report));
+                }
                 other => return other,
             }
         }

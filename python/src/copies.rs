@@ -166,7 +166,10 @@ fn check(to: &End<'_>, from: &End<'_>) -> PyResult<()> {
         )));
     }
     if bytes.0 != bytes.1 {
-        return Err(invalid(format!("{shown}: {} bytes to {}", bytes.1, bytes.0)));
+        return Err(invalid(format!(
+            "{shown}: {} bytes to {}; both need as many, so copy from or to a part (a slice, or Buffer.view)",
+            bytes.1, bytes.0
+        )));
     }
     let is_flat = shapes.0.len() == 1 || shapes.1.len() == 1;
     if !is_flat && shapes.0 != shapes.1 {
@@ -233,6 +236,16 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
         array.check_target()?;
     }
     let blocks: Vec<&Block> = [to, from].into_iter().filter_map(End::block).collect();
+    recorded::refuse(&blocks)?;
+    let bytes = from.dense()?.bytes();
+    if let Some(block) = to.block().filter(|block| block.device.host && block.len() == bytes)
+        && block.is_broken(py).map_err(raise)?
+    {
+        // The source may be an array of the memory that is overwritten twice here.
+        let staged = taken(py, to, from)?;
+        block.settle_to_write(py, bytes).map_err(raise)?;
+        return put(py, to, &staged);
+    }
     recorded::settle(py, &blocks)?;
     match (to, from) {
         (End::Block(to, at), End::Block(from, from_at)) => {
@@ -250,19 +263,24 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
         }
         _ => {
             // Both ends may have bytes in common, so the elements are taken first.
-            let staged = taken(py, to, from)?;
-            // SAFETY: the end has room for as many bytes, which stay in place as long as it.
-            unsafe {
-                match to {
-                    End::Block(block, at) => {
-                        block.write(py, (at.offset, at.bytes()), staged.as_ptr()).map_err(raise)?;
-                    }
-                    End::Host(array) => array.grid.scatter(staged.as_ptr()),
-                }
-            }
-            Ok(())
+            put(py, to, &taken(py, to, from)?)
         }
     }
+}
+
+/// Writes the bytes of all elements of an end, which nobody uses.
+fn put(py: Python<'_>, to: &End<'_>, staged: &[u8]) -> PyResult<()> {
+    assert_eq!(staged.len() as u64, to.dense()?.bytes());
+    // SAFETY: the end has room for as many bytes, which stay in place as long as it.
+    unsafe {
+        match to {
+            End::Block(block, at) => {
+                block.write(py, (at.offset, at.bytes()), staged.as_ptr()).map_err(raise)?;
+            }
+            End::Host(array) => array.grid.scatter(staged.as_ptr()),
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of the elements without gaps, in the order of their dimensions.

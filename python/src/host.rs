@@ -7,7 +7,7 @@
 use crate::arguments::{self, because};
 use crate::buffer::Base;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid, is_refusal};
+use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::grid::Grid;
 use crate::layout::{self, Layout, MOST_DIMENSIONS};
 use crate::memory::Block;
@@ -169,7 +169,10 @@ impl<'py> HostArray<'py> {
     pub(crate) fn new(request: Request<'py>) -> PyResult<Self> {
         let (format, size) = (request.format(), request.buffer.itemsize as i64);
         let Some((dtype, swapped)) = dtype::of_format(format, size) else {
-            let cure = if format.contains(&b'O') {
+            let is_text = matches!(format.last(), Some(b'w' | b'u' | b's' | b'c' | b'p'));
+            let cure = if is_text {
+                "they are text: encode it and pass the bytes, or take a view as uint8"
+            } else if format.contains(&b'O') {
                 "Python objects have no bytes that other memory could hold"
             } else {
                 "take one field of numbers, or a view as uint8 for the bytes as they are"
@@ -290,7 +293,11 @@ impl<'py> HostArray<'py> {
     /// Sets every element, whose bytes are in this machine's order.
     pub(crate) fn fill(&self, py: Python<'_>, element: &[u8]) -> PyResult<()> {
         self.check_target()?;
-        recorded::settle(py, self.block().as_slice())?;
+        if let Some(block) = self.block() {
+            recorded::refuse(&[block])?;
+            let bytes = Layout::dense(self.dtype, self.grid.shape.clone(), 0)?.bytes();
+            block.settle_to_write(py, bytes).map_err(raise)?;
+        }
         assert_eq!(element.len() as i64, self.grid.size);
         // SAFETY: the memory stays in place as long as this, and the thread is attached.
         unsafe { self.grid.fill(element) };

@@ -339,7 +339,8 @@ impl Block {
     }
 
     /// Waits for the uses of other streams than the device's own, before an operation there.
-    /// `overwrites`: the operation writes all of the memory in one piece, and reads none.
+    /// `overwrites`: the operation writes all of the memory, and reads none. Memory whose writing
+    /// failed is sound before it, since several pieces may write it.
     ///
     /// # Errors
     /// The failure of the work that was to write the memory, which the operation would inherit.
@@ -348,12 +349,48 @@ impl Block {
         let other = |point: &Timepoint| point.timeline_id() != own && !point.is_settled();
         for point in record(buffer).into_iter().filter(other) {
             let over = self.device.wait_for([point]);
-            let inherits = !overwrites && buffer.write_timepoint().timepoint() == Some(point);
-            if inherits || over.as_ref().is_err_and(is_interrupt) {
-                over?;
+            let inherits = buffer.write_timepoint().timepoint() == Some(point);
+            match over {
+                Err(error) if is_interrupt(&error) => return Err(error),
+                Err(_) if inherits && overwrites => self.clear(buffer)?,
+                Err(error) if inherits => return Err(error),
+                _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Overwrites all of the memory by one operation: then it is sound, whatever failed before.
+    fn clear(&self, buffer: &Lease<Buffer>) -> Result<()> {
+        let stream = self.device.runtime.stream();
+        fill(stream, buffer.view(), &[0])?;
+        synchronize(stream)
+    }
+
+    /// Whether memory of the host has what failed work left. Waits until no stream uses it.
+    ///
+    /// # Errors
+    /// As [`settle`], but for the failure of that work.
+    pub(crate) fn is_broken(&self, py: Python<'_>) -> Result<bool> {
+        let Err(error) = settle(py, &[self]) else { return Ok(false) };
+        self.device.check_process()?;
+        let failed = |point: Timepoint| point.timeline().check(point.value()).is_err();
+        match self.host_uses().0.is_some_and(failed) && !is_interrupt(&error) {
+            true => Ok(true),
+            false => Err(error),
+        }
+    }
+
+    /// Waits until no stream uses memory of the host, before an operation that writes `bytes` of
+    /// it. If these are all, the memory is sound then, whatever failed before.
+    ///
+    /// # Errors
+    /// As [`settle`].
+    pub(crate) fn settle_to_write(&self, py: Python<'_>, bytes: u64) -> Result<()> {
+        if bytes == self.bytes && self.is_broken(py)? {
+            py.detach(|| self.clear(self.stream_buffer()?))?;
+        }
+        settle(py, &[self])
     }
 
     /// Lets later work of a stream come after what streams outside have now. Returns these: they
@@ -504,7 +541,7 @@ impl Block {
         }
         let Some(buffer) = self.device_buffer() else {
             let to = self.host_address(at);
-            settle(py, &[self])?;
+            self.settle_to_write(py, bytes)?;
             if let [byte] = pattern {
                 // SAFETY: the range lies in the memory, which the block keeps; the thread is
                 // attached.
@@ -521,9 +558,8 @@ impl Block {
         self.device.check_process()?;
         let stream = self.device.runtime.stream();
         let to = buffer.view().narrowed(at, bytes);
-        let overwrites = bytes == self.bytes && pattern.len() <= 4;
         py.detach(|| {
-            self.await_streams(buffer, overwrites)?;
+            self.await_streams(buffer, bytes == self.bytes)?;
             Self::ordered(&[self], &self.device, stream, || fill(stream, to, pattern))
         })
     }
@@ -552,7 +588,7 @@ impl Block {
         self.device.check_process()?;
         let stream = self.device.runtime.stream();
         let outside = py.detach(|| {
-            self.await_streams(buffer, bytes == self.bytes && bytes <= PIECE)?;
+            self.await_streams(buffer, bytes == self.bytes)?;
             Self::begin_order(&[self], &self.device, stream)
         })?;
         let mut done = 0;
@@ -645,8 +681,8 @@ impl Block {
                     stream.copy(to.view().narrowed(at, bytes), part)
                 };
                 py.detach(|| {
-                    self.await_streams(to, bytes == self.bytes)?;
                     from.await_streams(source, false)?;
+                    self.await_streams(to, bytes == self.bytes)?;
                     Self::ordered(&[self, from], &self.device, stream, copy)
                 })
             }

@@ -105,7 +105,7 @@ typedef uint64_t leasehold_pool;
 
 typedef struct leasehold_device_options {
     size_t size;
-    uint64_t budget;       /* bytes that all pools together take from the driver at most; 0: no limit */
+    uint64_t budget;       /* bytes that all pools together take from the driver at most, without the buffers of leasehold_runtime.h; 0: no limit */
     uint32_t policy;       /* of the main memory */
     uint32_t trace_events; /* events that a snapshot has, for each pool, of 48 bytes of host memory; 2^24 at most; 0: none, and no cost */
     uint32_t flags;        /* LEASEHOLD_DEVICE_* */

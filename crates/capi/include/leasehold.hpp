@@ -297,8 +297,9 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
             }
             using Accepts = std::function<bool(const leasehold_launch_info &)>;
             desc.check = [](void *accepts, const leasehold_launch_info *launch) -> int {
-                int refused = 1;
-                return detail::guarded([&] { refused = (*static_cast<Accepts *>(accepts))(*launch) ? 0 : 1; }) | refused;
+                bool accepted = false;
+                const int failed = detail::guarded([&] { accepted = (*static_cast<Accepts *>(accepts))(*launch); });
+                return failed != 0 || !accepted;
             };
             desc.release = detail::destroy<Accepts>;
             detail::give(accepts_, [&](void *accepts) {
@@ -406,7 +407,7 @@ class stream : public detail::handle<leasehold_stream_retain, leasehold_stream_r
         using Kept = std::decay_t<Function>;
         leasehold::point p{};
         detail::give(std::forward<Function>(function), [&](void *kept) {
-            auto call = [](void *kept) -> int { return detail::guarded([&] { (*static_cast<Kept *>(kept))(); }); };
+            auto call = [](void *context) -> int { return detail::guarded([&] { (*static_cast<Kept *>(context))(); }); };
             return leasehold_stream_host_call(get(), call, detail::destroy<Kept>, kept, &p);
         });
         return p;
@@ -417,8 +418,8 @@ class stream : public detail::handle<leasehold_stream_retain, leasehold_stream_r
         using Kept = std::decay_t<Function>;
         leasehold::point p{};
         detail::give(std::forward<Function>(function), [&](void *kept) {
-            auto call = [](void *kept, std::uintptr_t native, const leasehold_binding *bindings, std::size_t count) -> int {
-                return detail::guarded([&] { (*static_cast<Kept *>(kept))(native, bindings, count); });
+            auto call = [](void *context, std::uintptr_t native, const leasehold_binding *bindings, std::size_t count) -> int {
+                return detail::guarded([&] { (*static_cast<Kept *>(context))(native, bindings, count); });
             };
             return leasehold_stream_foreign_call(get(), list(operands), operands.size(), call, detail::destroy<Kept>, kept, &p);
         });
@@ -428,9 +429,9 @@ class stream : public detail::handle<leasehold_stream_retain, leasehold_stream_r
     template <class Function> void on_complete(Function &&function) const {
         using Kept = std::decay_t<Function>;
         detail::give(std::forward<Function>(function), [&](void *kept) {
-            auto call = [](void *kept, int status) {
-                std::unique_ptr<Kept> function(static_cast<Kept *>(kept));
-                (void)detail::guarded([&] { (*function)(status); });
+            auto call = [](void *context, int status) {
+                std::unique_ptr<Kept> owned(static_cast<Kept *>(context));
+                (void)detail::guarded([&] { (*owned)(status); });
             };
             return leasehold_stream_on_complete(get(), call, kept);
         });
@@ -614,9 +615,9 @@ class runtime {
         desc.address = reinterpret_cast<std::uintptr_t>(address);
         desc.bytes = bytes;
         desc.flags = flags;
-        desc.release = [](void *kept) {
-            std::unique_ptr<Kept> done(static_cast<Kept *>(kept));
-            (void)detail::guarded([&] { (*done)(); });
+        desc.release = [](void *context) {
+            std::unique_ptr<Kept> owned(static_cast<Kept *>(context));
+            (void)detail::guarded([&] { (*owned)(); });
         };
         leasehold_buffer made = 0;
         detail::give(std::forward<Function>(done), [&](void *kept) {

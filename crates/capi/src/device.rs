@@ -261,8 +261,12 @@ impl Device {
             }
             other => other,
         };
-        let lease = lease.inspect_err(|_| {
+        let lease = lease.map_err(|mut e| {
+            if let Error::OutOfMemory(report) = &mut e {
+                report.notes.extend(self.runtime.info().too_large(bytes));
+            }
             self.counters.failures.fetch_add(1, Ordering::Relaxed);
+            e
         })?;
         let addr = lease.addr();
         self.counters.took(bytes);

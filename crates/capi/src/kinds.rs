@@ -4,6 +4,7 @@
 
 use crate::device::{Device, Opened};
 use crate::objects::{Kind, Objects};
+use crate::registry::{FIRST_KIND, KINDS};
 use leasehold::graph::GraphRecording;
 use leasehold::{
     Buffer, Event, Graph, HostTimeline, KernelBase, Lease, Result, Runtime, Stream, Trace,
@@ -81,9 +82,9 @@ pub(crate) struct HeldEvent {
 }
 
 macro_rules! kinds {
-    ($($table:ident: $kind:ty = $name:literal, $number:literal;)*) => {$(
+    ($($table:ident: $kind:ty = $number:literal;)*) => {$(
         impl Kind for $kind {
-            const NAME: &'static str = $name;
+            const NAME: &'static str = KINDS[$number - FIRST_KIND as usize];
             const NUMBER: u8 = $number;
         }
         pub(crate) static $table: Objects<$kind> = Objects::new();
@@ -91,13 +92,13 @@ macro_rules! kinds {
 }
 
 kinds! {
-    RUNTIMES: OpenRuntime = "runtime", 0xa1;
-    BUFFERS: HeldBuffer = "buffer", 0xa2;
-    STREAMS: HeldStream = "stream", 0xa3;
-    EVENTS: HeldEvent = "event", 0xa4;
-    KERNELS: KernelBase = "kernel", 0xa5;
-    GRAPHS: Graph = "graph", 0xa6;
-    HOST_TIMELINES: HostTimeline = "host timeline", 0xa7;
-    WORLDS: World = "world", 0xa8;
-    COMMS: Comm = "communicator", 0xa9;
+    RUNTIMES: OpenRuntime = 0xa1;
+    BUFFERS: HeldBuffer = 0xa2;
+    STREAMS: HeldStream = 0xa3;
+    EVENTS: HeldEvent = 0xa4;
+    KERNELS: KernelBase = 0xa5;
+    GRAPHS: Graph = 0xa6;
+    HOST_TIMELINES: HostTimeline = 0xa7;
+    WORLDS: World = 0xa8;
+    COMMS: Comm = 0xa9;
 }

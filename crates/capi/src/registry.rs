@@ -63,10 +63,41 @@ impl<T> Registry<T> {
     }
 }
 
+/// The kinds of counted objects: the first one has the number [`FIRST_KIND`] in its handles.
+pub(crate) const KINDS: [&str; 9] = [
+    "runtime",
+    "buffer",
+    "stream",
+    "event",
+    "kernel",
+    "graph",
+    "host timeline",
+    "world",
+    "communicator",
+];
+pub(crate) const FIRST_KIND: u8 = 0xa1;
+
+/// The kind that a handle says it is of.
+fn kind_of(handle: u64) -> Option<&'static str> {
+    match handle >> 56 {
+        0xd => return Some("device"),
+        0xb => return Some("pool"),
+        _ => {}
+    }
+    let number = (handle >> 24) as u8;
+    KINDS.get(usize::from(number.checked_sub(FIRST_KIND)?)).copied()
+}
+
 /// The error for a handle that names nothing, or names it no more.
 #[cold]
 pub(crate) fn unknown(what: &str, handle: u64) -> Error {
-    Error::invalid(format!("{handle:#x} is no {what} that is open"))
+    Error::invalid(match kind_of(handle).filter(|kind| *kind != what) {
+        _ if handle == 0 => format!("no {what} was given: the handle is 0"),
+        Some(kind) => {
+            format!("{handle:#x} is of another kind ({kind}), and no {what} that is open")
+        }
+        None => format!("{handle:#x} is no {what} that is open"),
+    })
 }
 
 #[cfg(test)]

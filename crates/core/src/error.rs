@@ -23,7 +23,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The reasons for which a call fails.
 #[doc(alias("INFINICORE_CHECK_ERROR", "throwError"))]
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument that is never valid: a zero block size, a misaligned offset, a size that
@@ -69,13 +69,13 @@ pub enum Error {
     #[error("out of memory: {0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The request exceeds a budget: the caller's budget of bytes, or a pool's budget of resources.
-    #[error("over budget: {} requested, {} of {} in use; {}", unit.count(*requested), Count(*used), Count(*limit), unit.cure())]
+    #[error("over budget: {}", unit.refusal(*requested, *used, *limit))]
     OverBudget {
         /// The counted unit.
         unit: Budgeted,
         /// The number requested.
         requested: u64,
-        /// The number in use.
+        /// The number in use. Of bytes: those that are reserved, free ones too.
         used: u64,
         /// The budget.
         limit: u64,
@@ -146,6 +146,22 @@ pub enum Error {
     /// writer.
     #[error("{0}")]
     Other(#[source] Foreign),
+}
+
+/// The text, which `main` prints of an error that it returns. `{:#?}` has the fields of a report.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part: &dyn fmt::Debug = match self {
+            _ if !f.alternate() => return fmt::Display::fmt(self, f),
+            Error::OutOfMemory(report) => report,
+            Error::Fault(fault) => fault,
+            Error::Check(finding) => finding,
+            Error::Mismatch(mismatch) => mismatch,
+            Error::Other(foreign) => foreign,
+            _ => &format_args!("{self}"),
+        };
+        f.debug_tuple(self.kind()).field(part).finish()
+    }
 }
 
 /// The finding of a check in device memory.
@@ -251,12 +267,16 @@ impl fmt::Display for Size {
     }
 }
 
-/// A number that may be one of bytes: from a MiB on as a [`Size`].
-struct Count(u64);
+/// A number of bytes: exact below a MiB, from there on as a [`Size`].
+struct Bytes(u64);
 
-impl fmt::Display for Count {
+impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 < MIB { write!(f, "{}", self.0) } else { Size(self.0).fmt(f) }
+        match self.0 {
+            0 => f.write_str("0"),
+            n if n < MIB => write!(f, "{n} bytes"),
+            n => Size(n).fmt(f),
+        }
     }
 }
 
@@ -275,12 +295,25 @@ pub enum Budgeted {
 }
 
 impl Budgeted {
-    /// So many of them: bytes from a MiB on as a [`Size`].
-    fn count(self, n: u64) -> String {
-        match self {
-            Self::Bytes | Self::Executables if n >= MIB => Count(n).to_string(),
-            _ => format!("{n} {self}"),
+    /// Why so many more were refused, and the remedy.
+    fn refusal(self, requested: u64, used: u64, limit: u64) -> String {
+        let count = |n: u64| match self {
+            Self::Bytes | Self::Executables => Bytes(n).to_string(),
+            _ => n.to_string(),
+        };
+        let [wanted, used, most] = [requested, used, limit].map(count);
+        let (what, state) = match self {
+            Self::Bytes => ("", "reserved"),
+            Self::Streams => (" streams", "in use"),
+            Self::Resources => (" resources of the pool", "in use"),
+            Self::Executables => (" of graph executables", "in use"),
+        };
+        if self == Self::Bytes && requested > limit {
+            return format!(
+                "{wanted} requested, but the whole budget is {most}; raise the budget, or ask for less"
+            );
         }
+        format!("{wanted}{what} requested, {used} of {most} {state}; {}", self.cure())
     }
 
     fn cure(self) -> &'static str {
@@ -359,24 +392,29 @@ impl From<OutOfMemory> for Error {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} requested from {}", Count(self.requested), self.site)?;
-        if self.reserved != 0 || self.live != 0 {
+        // Without one of the sums the request may be one of entries.
+        let is_of_bytes = self.reserved != 0 || self.live != 0;
+        match self.requested {
+            n if is_of_bytes || n >= MIB => write!(f, "{} requested from {}", Bytes(n), self.site)?,
+            n => write!(f, "{n} requested from {}", self.site)?,
+        }
+        if is_of_bytes {
             write!(
                 f,
                 "; {} reserved, {} live, {} free (largest {}), {} free but still in use by a stream, {} in graphs",
-                Count(self.reserved),
-                Count(self.live),
-                Count(self.free_ready),
-                Count(self.largest_free),
-                Count(self.free_not_ready),
-                Count(self.in_graphs)
+                Bytes(self.reserved),
+                Bytes(self.live),
+                Bytes(self.free_ready),
+                Bytes(self.largest_free),
+                Bytes(self.free_not_ready),
+                Bytes(self.in_graphs)
             )?;
         }
         if self.limit != u64::MAX {
-            write!(f, "; budget {}", Count(self.limit))?;
+            write!(f, "; budget {}", Bytes(self.limit))?;
         }
         for (i, (place, bytes)) in self.places.iter().enumerate() {
-            write!(f, "{}{} {place}", if i == 0 { "; of it: " } else { ", " }, Count(*bytes))?;
+            write!(f, "{}{} {place}", if i == 0 { "; of it: " } else { ", " }, Bytes(*bytes))?;
         }
         for note in &self.notes {
             write!(f, "; {note}")?;

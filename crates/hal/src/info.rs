@@ -3,6 +3,7 @@
 //! This module must not know how a backend finds them out.
 
 use crate::id::DeviceId;
+use leasehold_core::{Size, Text};
 use std::fmt;
 
 /// Kinds of memory of a device, by the processors that can access it.
@@ -60,6 +61,14 @@ impl DeviceInfo {
             memory: MemoryInfo::default(),
             details: Vec::new(),
         }
+    }
+
+    /// The note on a size that the device could not even have if all of its memory were free.
+    #[must_use]
+    pub fn too_large(&self, bytes: u64) -> Option<Text> {
+        let (id, total) = (self.id, self.memory.total);
+        let text = || format!("{id} has {} in all: split it, or use a larger device", Size(total));
+        (total != 0 && bytes > total).then(|| text().into())
     }
 }
 

@@ -465,7 +465,7 @@ impl Runtime {
                 deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(Error::Timeout(
-                    format!("none of {} points was over in time; wait longer, or look at what the streams wait for", points.len()).into(),
+                    format!("none of {} points was over within {timeout:?}; wait longer, or look at what the streams wait for", points.len()).into(),
                 ));
             }
             let i = looks % points.len();

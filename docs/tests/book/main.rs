@@ -64,12 +64,13 @@ fn the_first_program_is_the_example() {
 /// `ci/programs.sh c-examples` compiles and runs these files.
 #[test]
 fn c_blocks_are_from_the_examples() {
-    let runtime = ["allocator.c", "runtime.c", "ranks.c"].map(|name| format!("examples/c/{name}"));
+    let runtime = ["allocator.c", "runtime.c", "ranks.c", "saxpy.cpp"]
+        .map(|name| format!("examples/c/{name}"));
     let examples = runtime.into_iter().chain(["tl/examples/program.c".to_owned()]);
     let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let examples: Vec<String> = examples.map(|path| squeezed(&read(&path))).collect();
     let all = all_pages();
-    let blocks = all.iter().flat_map(|page| page.blocks("c"));
+    let blocks = all.iter().flat_map(|page| page.blocks("c").chain(page.blocks("cpp")));
     let lost = blocks.filter(|block| !examples.iter().any(|e| e.contains(&squeezed(&block.code))));
     none("in no example in C", lost.map(|block| block.to_string()).collect());
 }
@@ -82,7 +83,7 @@ fn every_block_has_a_checker() {
     for page in all_pages() {
         for block in page.all_blocks() {
             let checked = match &*block.words {
-                "rust" | "c" | "sh" | "sh gpu" | "text" => true,
+                "rust" | "c" | "cpp" | "sh" | "sh gpu" | "text" => true,
                 "toml" => true,
                 words if words.starts_with("python") => python.contains(&page.path),
                 _ => false,

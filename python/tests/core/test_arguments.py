@@ -209,6 +209,7 @@ class Classes(unittest.TestCase):
             value = getattr(leasehold, name)
             if inspect.isclass(value) and issubclass(value, BaseException):
                 self.assertTrue(issubclass(value, leasehold.Error), name)
+                self.assertEqual(value.__module__, "leasehold", "the name in tracebacks")
         self.assertTrue(issubclass(leasehold.ArgumentTypeError, TypeError))
         self.assertTrue(issubclass(leasehold.ArgumentTypeError, leasehold.InvalidArgumentError))
 

@@ -209,11 +209,18 @@ class Formats(unittest.TestCase):
                 with self.assertRaises(leasehold.InvalidArgumentError) as raised:
                     use(square if use.__self__ is other else other)
                 self.assertIn("(4, 4)", str(raised.exception))
+                if other.nbytes != square.nbytes and other.dtype == square.dtype:
+                    self.assertIn("Buffer.view", str(raised.exception))
                 self.assertIn(str(other.shape), str(raised.exception))
 
 
 @unittest.skipIf(np is None, "no NumPy")
 class NumPy(unittest.TestCase):
+    def test_text_is_refused_as_text(self) -> None:
+        for text in (np.array(["some", "text"]), np.array([b"some", b"text"])):
+            with self.assertRaisesRegex(leasehold.ArgumentTypeError, "they are text: encode it"):
+                CPU.upload(text)
+
     def test_any_strides(self) -> None:
         a = np.arange(2 * 3 * 4, dtype=np.int32).reshape(2, 3, 4)
         records = np.zeros((3, 2), [("pad", "u1"), ("x", "f8")])

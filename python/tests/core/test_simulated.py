@@ -566,6 +566,7 @@ device.synchronize()
         with self.assertRaises(leasehold.OutOfMemoryError) as raised:
             self.device.empty(5 << 30)
         self.assertIn("sim-cuda:0", str(raised.exception))
+        self.assertIn(" in all: split it, or use a larger device", str(raised.exception))
         self.device.allocator.trim()
 
     def test_random_programs_of_threads(self) -> None:

@@ -486,6 +486,46 @@ class Runtime:
         # The device's own stream is as it was.
         self.assertEqual(self.values(self.floats(4.0)), {4.0})
 
+    def test_an_overwrite_of_all_elements_makes_a_failed_buffer_sound(self) -> None:
+        def broken(dtype: str = "float32") -> leasehold.Buffer:
+            x = self.device.zeros(1000, dtype)
+            stream = leasehold.Stream(self.device)
+            go = self.blocked(stream)
+            stream.host_call(lambda: 1 / 0)
+            stream.fill(x, 9.0)
+            go.set()
+            with self.assertRaises(leasehold.FailedError):
+                stream.synchronize()
+            return x
+
+        source = array.array("f", [2.0] * 1000)
+        other = self.device.upload(source)
+        for overwrite in (
+            lambda x: x.fill(2.0),
+            lambda x: x.copy_from(source),
+            lambda x: x.copy_from(other),
+            lambda x: other.copy_to(x),
+            lambda x: x.view().copy_from(bytes(source)),
+        ):
+            x = broken()
+            part = x.view("float32", 500)
+            for refused in (
+                x.tobytes,
+                lambda: part.fill(2.0),
+                lambda: part.copy_from(source[: 500]),
+                lambda: x.copy_from(x),
+            ):
+                with self.assertRaisesRegex(leasehold.FailedError, "ZeroDivisionError"):
+                    refused()
+            overwrite(x)
+            self.assertEqual(self.values(x), {2.0})
+            with leasehold.Stream(self.device) as stream:
+                stream.fill(part, 2.0)
+        # A number of eight bytes is several operations of a device.
+        x = broken("float64")
+        x.fill(3.0)
+        self.assertEqual(x.tobytes(), array.array("d", [3.0] * 1000).tobytes())
+
     def test_a_host_call_may_call_back(self) -> None:
         x = self.floats(0.0)
         stream, other = leasehold.Stream(self.device), leasehold.Stream(self.device)

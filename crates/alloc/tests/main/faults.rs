@@ -391,6 +391,8 @@ fn the_budget_is_hard() {
     let config = AllocatorConfig { budget: 20 * MIB, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(1 << 30), config);
     assert!(matches!(b.alloc(21 * MIB), Err(Error::OverBudget { limit, .. }) if limit == 20 * MIB));
+    let whole = b.alloc(21 * MIB).expect_err("over the whole budget").to_string();
+    assert!(whole.contains("21.0 MiB requested, but the whole budget is 20.0 MiB"), "{whole}");
     let a = b.take(12 * MIB);
     let err = b.alloc(12 * MIB).expect_err("over the budget");
     assert!(matches!(&err, Error::OutOfMemory(r) if r.limit == 20 * MIB), "{err}");

@@ -205,7 +205,10 @@ fn a_resumption_asks_the_budget() {
     suspend(&backing, &fake, u64::MAX, u64::MAX).0.unwrap();
     assert!(matches!(arena.alloc(Layout::new(130 * MIB), on), Err(Error::OutOfMemory(_))));
     let guest = other.alloc(Layout::new(120 * MIB), on).unwrap();
-    assert!(matches!(backing.resume(|_, _| Ok(()), || Ok(())), Err(Error::OverBudget { .. })));
+    let refused = backing.resume(|_, _| Ok(()), || Ok(())).expect_err("no room").to_string();
+    assert!(refused.contains("120.0 MiB requested, 120.0 MiB of 200.0 MiB reserved;"), "{refused}");
+    let whole = other.alloc(Layout::new(201 * MIB), on).expect_err("too large");
+    assert!(matches!(whole, Error::OverBudget { limit, .. } if limit == 200 * MIB), "{whole}");
     drop(guest);
     other.trim(0).unwrap();
     backing.resume(|_, _| Ok(()), || Ok(())).unwrap();

@@ -49,7 +49,10 @@ fn outside(operand: &LeaseholdOperand, len: u64) -> Error {
     if operand.reserved != 0 {
         return Error::invalid(format!("an operand whose reserved field is {}", operand.reserved));
     }
-    Error::invalid(format!("{bytes} bytes from {offset} on do not lie in a buffer of {len}"))
+    Error::invalid(match *bytes {
+        _ if *offset > len => format!("offset {offset} is beyond a buffer of {len} bytes"),
+        bytes => format!("{bytes} bytes from {offset} on do not lie in a buffer of {len} bytes"),
+    })
 }
 
 impl LeaseholdOperand {

@@ -286,6 +286,9 @@ static void null_pointers(void) {
     INVALID(leasehold_host_timeline_fail(timeline, NULL));
 }
 
+/* What the text of the last error says. */
+#define TEXT(part) THAT(strstr(leasehold_last_error(), part) != NULL)
+
 /* Parts outside of buffers, other lengths, overlaps, accesses. */
 static void operands(void) {
     static const struct {
@@ -304,6 +307,14 @@ static void operands(void) {
         wrong.access = LEASEHOLD_WRITE;
         INVALID(leasehold_stream_launch(stream, kernel, &one, &wrong, 1, NULL, 0, NULL));
     }
+    INVALID(leasehold_stream_fill(stream, part(buffer, BYTES + 4, LEASEHOLD_WHOLE, 0), 0, 1, NULL));
+    TEXT("offset 4100 is beyond a buffer of 4096 bytes");
+    INVALID(leasehold_stream_fill(0, whole(buffer), 0, 1, NULL));
+    TEXT("no stream was given: the handle is 0");
+    INVALID(leasehold_stream_fill(stream, whole(stream), 0, 1, NULL));
+    TEXT("is of another kind (stream), and no buffer that is open");
+    INVALID(leasehold_event_record(device, stream, NULL));
+    TEXT("is of another kind (device), and no event that is open");
     INVALID(leasehold_stream_fill(stream, part(buffer, 0, 4, LEASEHOLD_READ), 0, 1, NULL));
     INVALID(leasehold_stream_copy(stream, part(buffer, 0, 4, 0), part(other, 0, 4, LEASEHOLD_WRITE), NULL));
     INVALID(leasehold_stream_copy(stream, part(buffer, 0, 8, 0), part(other, 0, 4, 0), NULL));

@@ -45,7 +45,8 @@ fn scratch(name: &str) -> PathBuf {
 fn build(compiler: &str, flags: &[&str], source: &Path, name: &str) -> PathBuf {
     let (program, lib) = (scratch(name), library());
     let mut command = Command::new(compiler);
-    command.args(flags).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-g", "-DLEASEHOLD_SIM"]);
+    command.args(flags).args(["-Wall", "-Wextra", "-Wshadow", "-Werror", "-pedantic", "-g"]);
+    command.arg("-DLEASEHOLD_SIM");
     command.arg(source).arg("-I").arg(root().join("include")).arg("-o").arg(&program);
     command.arg("-L").arg(&lib).arg("-lleasehold_capi_sim");
     succeed(command.arg(format!("-Wl,-rpath,{}", lib.display())));
@@ -65,7 +66,8 @@ fn the_headers_are_c11_and_cpp17() {
     let languages = [("gcc", "clang", "-std=c11", "c"), ("g++", "clang++", "-std=c++17", "c++")];
     for (one, other, std, language) in languages {
         for tool in [one, other].into_iter().filter(|tool| have(tool)) {
-            let flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x"];
+            let flags =
+                ["-Wall", "-Wextra", "-Wshadow", "-Werror", "-pedantic", "-fsyntax-only", "-x"];
             let cpp = (language == "c++").then_some("include/leasehold.hpp");
             for header in HEADERS.into_iter().chain(cpp) {
                 for more in [[].as_slice(), &["-DLEASEHOLD_SIM"]] {
@@ -338,16 +340,20 @@ fn programs_of_the_runtime_run() {
                 &["runtime.c", "runtime_misuse.c", "ranks.c", "ranks_misuse.c"][..],
                 &["runtime.c", "ranks.c"][..],
             ),
-            false => (&["runtime.cpp"][..], &["mlp.cpp"][..]),
+            false => (&["runtime.cpp"][..], &["mlp.cpp", "saxpy.cpp"][..]),
         };
         let tests = tests.iter().map(|name| root().join("tests/c").join(name));
         let examples = examples.iter().map(|name| root().join("../../examples/c").join(name));
         for source in tests.chain(examples) {
             let name = format!("{compiler}-{}", source.file_name().unwrap().to_string_lossy());
             let program = build(compiler, &[standard, "-pthread"], &source, &name);
-            // Each rank of the example takes the device of its own number.
-            let simulated =
-                if source.ends_with("examples/c/ranks.c") { "sim-cuda" } else { "sim-cuda:0" };
+            let simulated = match source.file_name().and_then(|name| name.to_str()) {
+                // Each rank of the example takes the device of its own number.
+                Some("ranks.c") if source.ends_with("examples/c/ranks.c") => "sim-cuda",
+                // Its kernel is for the CPU.
+                Some("saxpy.cpp") => "cpu:0",
+                _ => "sim-cuda:0",
+            };
             for device in ["cpu:0", simulated] {
                 let output = succeed(Command::new(&program).arg(device));
                 let text = String::from_utf8(output.stdout).unwrap();

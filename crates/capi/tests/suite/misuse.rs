@@ -12,7 +12,9 @@ fn wrong_handles_and_pointers_are_refused() {
     let pool = Pool::new(device, "a pool", 0).unwrap();
     for wrong in [0, 1, device.0 + 1, device.0 ^ 1 << 32, pool.0, u64::MAX] {
         assert_eq!(Device(wrong).alloc(10, stream), Err(INVALID_ARGUMENT));
-        assert!(last_error().contains("no device that is open"), "{}", last_error());
+        let text = if wrong == 0 { "no device was given" } else { "no device that is open" };
+        assert!(last_error().contains(text), "{}", last_error());
+        assert_eq!(last_error().contains("of another kind (pool)"), wrong == pool.0);
         assert_eq!(Device(wrong).free(block), INVALID_ARGUMENT);
         assert_eq!(leasehold_device_close(wrong), INVALID_ARGUMENT);
     }

@@ -77,6 +77,16 @@ impl Timeline {
         self.wait_published(value, if deadline.is_some() { left } else { timeout })
     }
 
+    /// The error of a wait for `value` that ends after `limit`.
+    #[cold]
+    pub fn late(&self, value: u64, limit: Duration) -> Error {
+        let (id, done) = (self.id(), self.completed());
+        let text = format!(
+            "{id:?} is at {done} and did not come to {value} within {limit:?}; wait longer, or look at what its work waits for"
+        );
+        Error::Timeout(text.into())
+    }
+
     /// Like [`wait`](Self::wait), for a backend in which another thread publishes completion: the
     /// call does not use the publisher.
     ///
@@ -103,14 +113,7 @@ impl Timeline {
                         break match self.check(value) {
                             Ok(true) => Ok(()),
                             Err(e) => Err(e),
-                            Ok(false) => Err(Error::Timeout(
-                                format!(
-                                    "{:?} did not complete in time; completed is {}",
-                                    self.at(value),
-                                    self.completed()
-                                )
-                                .into(),
-                            )),
+                            Ok(false) => Err(self.late(value, timeout.unwrap_or_default())),
                         };
                     }
                 }

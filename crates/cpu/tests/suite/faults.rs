@@ -57,6 +57,26 @@ fn a_panicking_kernel_poisons_its_stream_and_workers_survive() {
     }
 }
 
+/// Takes elements of binding 0 that it has not got.
+///
+/// # Safety
+/// - None: the range is refused.
+unsafe fn beyond(args: &leasehold_hal::CpuArgs<'_>) {
+    // SAFETY: there are no such elements, which the call refuses.
+    let _ = unsafe { args.slice_mut::<u32>(0, 1, 100) };
+}
+
+#[test]
+fn a_range_beyond_a_binding_is_named_by_its_ends() {
+    let rig = rig(1);
+    let beyond = rig.kernel("beyond", beyond, &[Access::ReadWrite], 0);
+    let cell = cell();
+    let b = [on(&*cell, Access::ReadWrite)];
+    let bad = submit(&rig.stream, &[launch(&beyond, 1, &b, &[])]).unwrap();
+    let cause = rig.stream.wait_host(bad.value(), LONG).unwrap_err();
+    assert!(fault(&cause).cause.contains("elements: 1..101 lies beyond them"), "{cause}");
+}
+
 #[test]
 fn host_calls_fail_by_error_and_by_panic() {
     let rig = rig(1);

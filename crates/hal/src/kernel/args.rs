@@ -216,10 +216,9 @@ impl<'a> CpuArgs<'a> {
     #[must_use]
     pub unsafe fn slice_mut<T: Pod>(&self, i: usize, from: usize, count: usize) -> &'a mut [T] {
         let (at, len) = self.aligned::<T>(i);
-        assert!(
-            from <= len && count <= len - from,
-            "binding {i} has {len} elements, not {from}..{from}+{count}"
-        );
+        if from > len || count > len - from {
+            beyond(i, len, from, count);
+        }
         if count == 0 {
             return &mut [];
         }
@@ -238,6 +237,13 @@ impl<'a> CpuArgs<'a> {
         }
         (at, len)
     }
+}
+
+#[cold]
+#[inline(never)]
+fn beyond(i: usize, len: usize, from: usize, count: usize) -> ! {
+    let end = from.saturating_add(count);
+    panic!("binding {i} has {len} elements: {from}..{end} lies beyond them")
 }
 
 #[cold]

@@ -12,9 +12,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, On, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{
-    Error, Lease, PoolConfig, Result, Size, SlotPool, Text, Timepoint, TryOnceLock,
-};
+use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Text, Timepoint, TryOnceLock};
 use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -419,11 +417,18 @@ impl RuntimeInner {
 
     #[cold]
     fn strange(&self, operand: &Operand<'_>) -> Error {
-        Error::invalid(format!(
-            "a buffer of {} bytes was not allocated on {}; copy it there first",
-            operand.view.lease.len(),
-            self.id
-        ))
+        let buffer = operand.view.lease;
+        self.owner_of(buffer).map_or_else(
+            |strange| strange,
+            |owner| {
+                Error::invalid(format!(
+                    "a buffer of {} bytes was allocated on {}, not on {}; copy it there first",
+                    buffer.len(),
+                    owner.id,
+                    self.id
+                ))
+            },
+        )
     }
 
     /// The device's host memory.
@@ -506,9 +511,7 @@ impl RuntimeInner {
     /// The note on a size that the device could not even have if all of its memory were free.
     #[cold]
     pub(crate) fn too_large(&self, bytes: u64) -> Option<Text> {
-        let (id, total) = (self.id, Size(self.total));
-        let text = || format!("{id} has {total} in all: split it, or use a larger device").into();
-        (bytes > self.total).then(text)
+        self.device.info().too_large(bytes)
     }
 
     /// Refuses memory that has no address yet.

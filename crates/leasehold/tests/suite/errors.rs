@@ -25,7 +25,7 @@ fn memory_and_streams_of_another_runtime_are_refused() {
     ];
     assert_eq!(refused, ["InvalidArgument"; 8]);
     let error = a.to_vec::<u32>(&y).unwrap_err().to_string();
-    assert!(error.contains("16 bytes") && error.contains("cpu:0"), "{error}");
+    assert!(error.contains("16 bytes") && error.contains("it is of another context"), "{error}");
     assert_eq!(
         (a.to_vec::<u32>(&x).unwrap(), b.to_vec::<u32>(&y).unwrap()),
         (vec![1; 4], vec![2; 4])
@@ -121,7 +121,7 @@ fn messages_of_misuse_name_the_cure() {
     let over = lent.get().unwrap();
     let cures = [
         (stream.copy(x.view(), foreign.view()), "Open both devices in one context"),
-        (stream.fill(foreign.view(), 0u8), "copy it there first"),
+        (stream.fill(foreign.view(), 0u8), "copy through the host"),
         (stream.copy(x.view(), x.view()), "by way of another buffer"),
         (stream.copy(x.view(), x.slice(1..).view()), "take a part of the larger one"),
         (stream.copy_pinned(x.view(), x.view()), "Runtime::alloc_pinned"),
@@ -205,6 +205,8 @@ fn asking_for_too_much_is_refused_and_nothing_is_lost() {
             assert!(text.contains(" in all: split it, or use a larger device"), "{text}");
         }
     }
+    let none = leasehold::Runtime::open(DeviceId::cpu(1)).unwrap_err().to_string();
+    assert_eq!(none, "not found: cpu:1: cpu:0 is the only device here");
     let text = runtime.alloc(1 << 50).unwrap_err().to_string();
     assert!(
         text.starts_with("out of memory: 1.00 PiB requested from cpu:0 device memory"),

@@ -180,14 +180,7 @@ impl<N: DriverStream> StreamCore<N> {
                 return Err(loss);
             }
             if deadline.is_some_and(|at| Instant::now() >= at) {
-                return Err(Error::Timeout(
-                    format!(
-                        "{:?} did not complete in time; completed is {}",
-                        timeline.at(value),
-                        timeline.completed()
-                    )
-                    .into(),
-                ));
+                return Err(timeline.late(value, timeout.unwrap_or_default()));
             }
             looks += 1;
             if looks < SPINS
