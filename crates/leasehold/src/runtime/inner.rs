@@ -12,7 +12,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, On, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Text, Timepoint, TryOnceLock};
+use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint, TryOnceLock};
 use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
