@@ -92,11 +92,9 @@ impl Pool {
                 {
                     look()?;
                 }
-                Err(Error::OutOfMemory(mut report)) => {
-                    report.notes.extend(self.device.runtime.info().too_large(bytes));
-                    return Err(Error::OutOfMemory(report));
+                other => {
+                    return other.map_err(|e| self.device.runtime.info().advised(e, bytes));
                 }
-                other => return other,
             }
         }
     }

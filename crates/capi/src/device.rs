@@ -261,12 +261,9 @@ impl Device {
             }
             other => other,
         };
-        let lease = lease.map_err(|mut e| {
-            if let Error::OutOfMemory(report) = &mut e {
-                report.notes.extend(self.runtime.info().too_large(bytes));
-            }
+        let lease = lease.map_err(|e| {
             self.counters.failures.fetch_add(1, Ordering::Relaxed);
-            e
+            self.runtime.info().advised(e, bytes)
         })?;
         let addr = lease.addr();
         self.counters.took(bytes);

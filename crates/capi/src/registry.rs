@@ -79,13 +79,11 @@ pub(crate) const FIRST_KIND: u8 = 0xa1;
 
 /// The kind that a handle says it is of.
 fn kind_of(handle: u64) -> Option<&'static str> {
-    match handle >> 56 {
-        0xd => return Some("device"),
-        0xb => return Some("pool"),
-        _ => {}
+    match (handle >> 56, (handle >> 24) as u8) {
+        (0xd, _) => Some("device"),
+        (0xb, _) => Some("pool"),
+        (_, number) => KINDS.get(usize::from(number.wrapping_sub(FIRST_KIND))).copied(),
     }
-    let number = (handle >> 24) as u8;
-    KINDS.get(usize::from(number.checked_sub(FIRST_KIND)?)).copied()
 }
 
 /// The error for a handle that names nothing, or names it no more.
@@ -93,9 +91,7 @@ fn kind_of(handle: u64) -> Option<&'static str> {
 pub(crate) fn unknown(what: &str, handle: u64) -> Error {
     Error::invalid(match kind_of(handle).filter(|kind| *kind != what) {
         _ if handle == 0 => format!("no {what} was given: the handle is 0"),
-        Some(kind) => {
-            format!("{handle:#x} is of another kind ({kind}), and no {what} that is open")
-        }
+        Some(kind) => format!("{handle:#x} (kind: {kind}) is no {what} that is open"),
         None => format!("{handle:#x} is no {what} that is open"),
     })
 }

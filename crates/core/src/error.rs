@@ -155,9 +155,6 @@ impl fmt::Debug for Error {
             _ if !f.alternate() => return fmt::Display::fmt(self, f),
             Error::OutOfMemory(report) => report,
             Error::Fault(fault) => fault,
-            Error::Check(finding) => finding,
-            Error::Mismatch(mismatch) => mismatch,
-            Error::Other(foreign) => foreign,
             _ => &format_args!("{self}"),
         };
         f.debug_tuple(self.kind()).field(part).finish()

@@ -3,7 +3,7 @@
 //! This module must not know how a backend finds them out.
 
 use crate::id::DeviceId;
-use leasehold_core::{Size, Text};
+use leasehold_core::{Error, Size, Text};
 use std::fmt;
 
 /// Kinds of memory of a device, by the processors that can access it.
@@ -69,6 +69,15 @@ impl DeviceInfo {
         let (id, total) = (self.id, self.memory.total);
         let text = || format!("{id} has {} in all: split it, or use a larger device", Size(total));
         (total != 0 && bytes > total).then(|| text().into())
+    }
+
+    /// Adds [that note](Self::too_large) to a report of missing memory.
+    #[must_use]
+    pub fn advised(&self, mut error: Error, bytes: u64) -> Error {
+        if let Error::OutOfMemory(report) = &mut error {
+            report.notes.extend(self.too_large(bytes));
+        }
+        error
     }
 }
 

@@ -154,14 +154,13 @@ impl Context {
         let inner = RuntimeInner::open(self.clone(), &**backend, device).map_err(|e| match e {
             // A manager knows its devices by number.
             Error::NotFound(why) if !why.contains(&device.to_string()) => {
-                let there = backend.devices().unwrap_or_default();
-                let text = match &*there {
-                    [] => format!("{device}: {why}"),
-                    _ if there.iter().any(|info| info.id == device) => format!("{device}: {why}"),
-                    [one] => format!("{device}: {} is the only device here", one.id),
-                    [one, .., last] => format!("{device}: {} to {} are here", one.id, last.id),
+                let why = match &*backend.devices().unwrap_or_default() {
+                    all if all.iter().any(|info| info.id == device) => why,
+                    [one] => format!("{} is the only device here", one.id).into(),
+                    [one, .., last] => format!("{} to {} are here", one.id, last.id).into(),
+                    [] => why,
                 };
-                Error::NotFound(text.into())
+                Error::NotFound(format!("{device}: {why}").into())
             }
             e => e,
         })?;

@@ -243,7 +243,7 @@ impl Stream {
     fn alloc_otherwise(&self, layout: Layout) -> Result<Lease<Buffer>> {
         if let Some(recording) = &self.recording {
             // Here already: when the recording stops, nobody knows any more who asked for it.
-            let Some(note) = self.runtime.too_large(layout.size) else {
+            let Some(note) = self.runtime.device.info().too_large(layout.size) else {
                 return recording.alloc(layout);
             };
             let site = format!("{} memory", self.runtime.id());
@@ -252,12 +252,7 @@ impl Stream {
         let on = On { timeline: self.live.timeline, source: self.live.source() };
         let result = self.runtime.traced_alloc(&self.runtime.memory, layout, on);
         // Some devices give more than they have. Where one refuses, the size is the reason.
-        result.map_err(|mut e| {
-            if let Error::OutOfMemory(report) = &mut e {
-                report.notes.extend(self.runtime.too_large(layout.size));
-            }
-            e
-        })
+        result.map_err(|e| self.runtime.device.info().advised(e, layout.size))
     }
 
     /// Sets how long a submission waits for room while none of the stream's work completes; 30

@@ -312,9 +312,9 @@ static void operands(void) {
     INVALID(leasehold_stream_fill(0, whole(buffer), 0, 1, NULL));
     TEXT("no stream was given: the handle is 0");
     INVALID(leasehold_stream_fill(stream, whole(stream), 0, 1, NULL));
-    TEXT("is of another kind (stream), and no buffer that is open");
+    TEXT("(kind: stream) is no buffer that is open");
     INVALID(leasehold_event_record(device, stream, NULL));
-    TEXT("is of another kind (device), and no event that is open");
+    TEXT("(kind: device) is no event that is open");
     INVALID(leasehold_stream_fill(stream, part(buffer, 0, 4, LEASEHOLD_READ), 0, 1, NULL));
     INVALID(leasehold_stream_copy(stream, part(buffer, 0, 4, 0), part(other, 0, 4, LEASEHOLD_WRITE), NULL));
     INVALID(leasehold_stream_copy(stream, part(buffer, 0, 8, 0), part(other, 0, 4, 0), NULL));

@@ -14,7 +14,7 @@ fn wrong_handles_and_pointers_are_refused() {
         assert_eq!(Device(wrong).alloc(10, stream), Err(INVALID_ARGUMENT));
         let text = if wrong == 0 { "no device was given" } else { "no device that is open" };
         assert!(last_error().contains(text), "{}", last_error());
-        assert_eq!(last_error().contains("of another kind (pool)"), wrong == pool.0);
+        assert_eq!(last_error().contains("(kind: pool)"), wrong == pool.0);
         assert_eq!(Device(wrong).free(block), INVALID_ARGUMENT);
         assert_eq!(leasehold_device_close(wrong), INVALID_ARGUMENT);
     }

@@ -242,8 +242,7 @@ impl<'a> CpuArgs<'a> {
 #[cold]
 #[inline(never)]
 fn beyond(i: usize, len: usize, from: usize, count: usize) -> ! {
-    let end = from.saturating_add(count);
-    panic!("binding {i} has {len} elements: {from}..{end} lies beyond them")
+    panic!("binding {i} has {len} elements, not {from}..{}", from.saturating_add(count))
 }
 
 #[cold]

@@ -12,7 +12,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, Layout, On, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Text, Timepoint, TryOnceLock};
+use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint, TryOnceLock};
 use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -417,18 +417,13 @@ impl RuntimeInner {
 
     #[cold]
     fn strange(&self, operand: &Operand<'_>) -> Error {
-        let buffer = operand.view.lease;
-        self.owner_of(buffer).map_or_else(
-            |strange| strange,
-            |owner| {
-                Error::invalid(format!(
-                    "a buffer of {} bytes was allocated on {}, not on {}; copy it there first",
-                    buffer.len(),
-                    owner.id,
-                    self.id
-                ))
-            },
-        )
+        let (len, id) = (operand.view.lease.len(), self.id);
+        let text =
+            |on| format!("a buffer of {len} bytes is on {on}, not {id}; copy it there first");
+        match self.owner_of(operand.view.lease) {
+            Ok(owner) => Error::invalid(text(owner.id)),
+            Err(strange) => strange,
+        }
     }
 
     /// The device's host memory.
@@ -506,12 +501,6 @@ impl RuntimeInner {
         };
         self.peers.lock().push((other.id, direct));
         Ok(direct)
-    }
-
-    /// The note on a size that the device could not even have if all of its memory were free.
-    #[cold]
-    pub(crate) fn too_large(&self, bytes: u64) -> Option<Text> {
-        self.device.info().too_large(bytes)
     }
 
     /// Refuses memory that has no address yet.
