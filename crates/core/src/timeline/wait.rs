@@ -78,6 +78,7 @@ impl Timeline {
     }
 
     /// The error of a wait for `value` that ends after `limit`.
+    #[cfg(not(loom))]
     #[cold]
     pub fn late(&self, value: u64, limit: Duration) -> Error {
         let (id, done) = (self.id(), self.completed());
