@@ -3,8 +3,8 @@
 # short, and what it does not check. Some hours on two cores. All parts run even when one fails.
 #
 #   loom         every bound of the models; short: the allocator's with two preemptions
-#   asan         AddressSanitizer over every crate; short: core, alloc and memory, without recorded
-#                programs
+#   asan         AddressSanitizer over every crate; short: core, alloc and memory, without long
+#                recorded programs
 #   fuzz-memory, fuzz-alloc   a hundred million calls, steps; short: one, two million
 #   fuzz-capi    a hundred million calls of leasehold_*; short: none
 #   stress       a thousand seeds on each device; short: 20, 5 and 10

@@ -4,7 +4,7 @@
 
 use crate::blocks::{Block, Blocks};
 use crate::pool::{Pool, PoolSettings};
-use crate::registry::Registry;
+use crate::registry::{DEVICE, POOL, Registry};
 use crate::source::{Source, Sources};
 use crate::status::no_memory;
 use leasehold::share::SharedBlock;
@@ -22,8 +22,8 @@ use std::time::Duration;
 const MOST_WAIT: Duration = Duration::from_secs(30);
 
 /// The devices and pools that are open.
-pub(crate) static DEVICES: Registry<Device> = Registry::new(0xd, "device");
-pub(crate) static POOLS: Registry<(Arc<Device>, Arc<Pool>)> = Registry::new(0xb, "pool");
+pub(crate) static DEVICES: Registry<Device> = Registry::new(DEVICE, "device");
+pub(crate) static POOLS: Registry<(Arc<Device>, Arc<Pool>)> = Registry::new(POOL, "pool");
 
 /// The settings of a device's memory.
 pub(crate) struct Settings {

@@ -76,12 +76,15 @@ pub(crate) const KINDS: [&str; 9] = [
     "communicator",
 ];
 pub(crate) const FIRST_KIND: u8 = 0xa1;
+/// The first bytes of handles of devices and pools.
+pub(crate) const DEVICE: u64 = 0xd;
+pub(crate) const POOL: u64 = 0xb;
 
 /// The kind that a handle says it is of.
 fn kind_of(handle: u64) -> Option<&'static str> {
     match (handle >> 56, (handle >> 24) as u8) {
-        (0xd, _) => Some("device"),
-        (0xb, _) => Some("pool"),
+        (DEVICE, _) => Some("device"),
+        (POOL, _) => Some("pool"),
         (_, number) => KINDS.get(usize::from(number.wrapping_sub(FIRST_KIND))).copied(),
     }
 }

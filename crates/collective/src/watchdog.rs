@@ -31,7 +31,7 @@ const GRACE_IN_ORDER: Duration = Duration::from_secs(1);
 /// Bytes of a rank's part of a report.
 const LONGEST_REPORT: usize = LONGEST_VALUE / 16;
 
-/// What follows an event.
+/// The work that an event leaves until all things of its names were told of it.
 pub(crate) type Then = Box<dyn FnOnce() + Send>;
 
 /// A thing that a watchdog looks after.

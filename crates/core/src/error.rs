@@ -148,16 +148,10 @@ pub enum Error {
     Other(#[source] Foreign),
 }
 
-/// The text, which `main` prints of an error that it returns. `{:#?}` has the fields of a report.
+/// The text, which `main` prints of an error that it returns.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part: &dyn fmt::Debug = match self {
-            _ if !f.alternate() => return fmt::Display::fmt(self, f),
-            Error::OutOfMemory(report) => report,
-            Error::Fault(fault) => fault,
-            _ => &format_args!("{self}"),
-        };
-        f.debug_tuple(self.kind()).field(part).finish()
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -292,36 +286,33 @@ pub enum Budgeted {
 }
 
 impl Budgeted {
-    /// Why so many more were refused, and the remedy.
+    /// The reason why so many more were refused, and the remedy.
     fn refusal(self, requested: u64, used: u64, limit: u64) -> String {
-        let count = |n: u64| match self {
-            Self::Bytes | Self::Executables => Bytes(n).to_string(),
-            _ => n.to_string(),
-        };
+        let of_bytes = matches!(self, Self::Bytes | Self::Executables);
+        let count = |n: u64| if of_bytes { Bytes(n).to_string() } else { n.to_string() };
         let [wanted, used, most] = [requested, used, limit].map(count);
-        let (what, state) = match self {
-            Self::Bytes => ("", "reserved"),
-            Self::Streams => (" streams", "in use"),
-            Self::Resources => (" resources of the pool", "in use"),
-            Self::Executables => (" of graph executables", "in use"),
-        };
-        if self == Self::Bytes && requested > limit {
-            return format!(
-                "{wanted} requested, but the whole budget is {most}; raise the budget, or ask for less"
-            );
-        }
-        format!("{wanted}{what} requested, {used} of {most} {state}; {}", self.cure())
-    }
-
-    fn cure(self) -> &'static str {
-        match self {
-            Self::Bytes => "free some, or raise the budget",
+        let cure = match self {
+            Self::Bytes if requested > limit => {
+                return format!(
+                    "{wanted} requested, but the whole budget is {most}; raise the budget, or ask for less"
+                );
+            }
+            Self::Bytes => {
+                return format!(
+                    "{wanted} requested, {used} of {most} reserved; free some, or raise the budget"
+                );
+            }
             Self::Streams => {
                 "drop some (each is free again once its work is over), or let threads share one"
             }
             Self::Resources => "drop some, or make the pool larger",
-            Self::Executables => "raise the graph budget, or record smaller graphs",
-        }
+            Self::Executables => {
+                return format!(
+                    "{wanted} of graph executables requested, {used} of {most} in use; raise the graph budget, or record smaller graphs"
+                );
+            }
+        };
+        format!("{wanted} {self} requested, {used} of {most} in use; {cure}")
     }
 }
 

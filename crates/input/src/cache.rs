@@ -92,8 +92,6 @@ const OTHER_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Debug)]
 pub struct CompileCache {
     directory: Option<PathBuf>,
-    hits: AtomicU64,
-    misses: AtomicU64,
     /// A serial number that makes the names of temporary files distinct within the process.
     serial: AtomicU64,
     /// Whether the user was warned that the directory is not usable.
@@ -110,13 +108,7 @@ impl CompileCache {
     /// A cache that stores nothing: every kernel is compiled.
     #[must_use]
     pub fn off() -> Self {
-        Self {
-            directory: None,
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
-            serial: AtomicU64::new(0),
-            warned: AtomicBool::new(false),
-        }
+        Self { directory: None, serial: AtomicU64::new(0), warned: AtomicBool::new(false) }
     }
 
     /// The cache that the environment names. The directory is `kernels` in `LEASEHOLD_CACHE_DIR`,
@@ -125,18 +117,6 @@ impl CompileCache {
     #[must_use]
     pub fn from_env() -> Self {
         directory(|name| env::var_os(name).map(PathBuf::from)).map_or_else(Self::off, Self::at)
-    }
-
-    /// The directory of the files, if the cache has one.
-    #[must_use]
-    pub fn directory(&self) -> Option<&Path> {
-        self.directory.as_deref()
-    }
-
-    /// The number of hits and of misses.
-    #[must_use]
-    pub fn counts(&self) -> (u64, u64) {
-        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
     }
 
     /// The image for this key: a stored one, or the result of `compile`. Does file I/O; blocks
@@ -151,7 +131,6 @@ impl CompileCache {
     ) -> Result<Vec<u8>, E> {
         let Some(directory) = self.directory.as_deref().filter(|directory| self.may_use(directory))
         else {
-            self.misses.fetch_add(1, Ordering::Relaxed);
             return compile();
         };
         let key = key.bytes();
@@ -159,10 +138,7 @@ impl CompileCache {
             directory.join(format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key)));
         match read_own(&file) {
             Ok(bytes) => match unwrap(&bytes, &key) {
-                Some(image) => {
-                    self.hits.fetch_add(1, Ordering::Relaxed);
-                    return Ok(image.to_vec());
-                }
+                Some(image) => return Ok(image.to_vec()),
                 None => {
                     tracing::warn!(file = %file.display(), "a cached kernel is damaged; it is compiled again")
                 }
@@ -172,7 +148,6 @@ impl CompileCache {
                 tracing::warn!(file = %file.display(), %error, "a cached kernel is not read; it is compiled again");
             }
         }
-        self.misses.fetch_add(1, Ordering::Relaxed);
         let image = compile()?;
         if let Err(error) = self.store(directory, &file, &wrap(&key, &image)) {
             tracing::debug!(file = %file.display(), %error, "a compiled kernel cannot be cached");

@@ -70,10 +70,8 @@ fn the_debug_text_is_the_text_that_a_person_reads() {
     let error = Error::from(report);
     let text = "out of memory: 4096 bytes requested from cpu:0 device memory; 2.0 MiB reserved, \
                 32 bytes live, 0 free (largest 0), 0 free but still in use by a stream, 0 in graphs";
-    assert_eq!((error.to_string().as_str(), format!("{error:?}").as_str()), (text, text));
-    assert!(format!("{error:#?}").contains("in_graphs: 0"), "{error:#?}");
-    let error = Error::NotFound("stream 3".into());
-    assert_eq!(format!("{error:#?}"), "NotFound(\n    not found: stream 3,\n)");
+    let shown = [error.to_string(), format!("{error:?}"), format!("{error:#?}")];
+    assert_eq!(shown, [text; 3]);
     let table = Error::from(OutOfMemory::new("timelines", 1));
     assert_eq!(table.to_string(), "out of memory: 1 requested from timelines");
 }

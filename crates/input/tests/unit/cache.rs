@@ -38,7 +38,6 @@ fn the_second_time_it_is_read() {
         );
     }
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    assert_eq!(cache.counts(), (2, 1));
     // A cache of another process in the same directory.
     let other = CompileCache::at(directory.path().join("a/b"));
     assert_eq!(
