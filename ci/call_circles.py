@@ -28,36 +28,50 @@ STANDARD = {
     *("as_mut", "as_ptr", "as_ref", "as_slice", "as_str", "for_each", "from_utf8", "get_mut"),
     *("is_err", "is_none", "is_ok", "is_some", "push_back", "try_lock"),
 }
+# Each alternative begins with a letter; what must not stand before it is asked after it.
+# Such expressions search several times as fast.
 NOISE = re.compile(
     r"//[^\n]*|/\*.*?\*/"  # comments
-    r'|\bb?r(#*)".*?"\1|b?"(?:\\.|[^"\\])*"'  # strings
-    r"|b?'(?:\\[^']*|[^\\'])'",  # characters
+    r'|r(?<!\wr)(#*)".*?"\1|br(?<!\wbr)(#*)".*?"\2'  # raw strings
+    r'|"[^"\\]*(?:\\.[^"\\]*)*"|b"[^"\\]*(?:\\.[^"\\]*)*"'  # strings
+    r"|'(?:\\[^']*|[^\\'])'|b'(?:\\[^']*|[^\\'])'",  # characters
     re.DOTALL,
 )
 TEST = re.compile(r"#\[cfg\((?:all\()?(?:test|loom)\b[^\]]*\]")
-IMPL = re.compile(r"\bimpl\b\s*(?:<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>)?\s*([^{;]*?)\{")
-USE = re.compile(r"(\bpub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);")
-FN = re.compile(r"\bfn\s+(\w+)")
-TYPE_NAME = re.compile(r"(?<!::)\b[A-Z]\w*")
+IMPL = re.compile(r"impl(?<!\wimpl)\b\s*(?:<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>)?\s*([^{;]*?)\{")
+USE = re.compile(r"(pub(?<!\wpub)(?:\([^)]*\))?\s+)use\s+([^;]+);|use(?<!\wuse)\s+([^;]+);")
+FN = re.compile(r"fn(?<!\wfn)\s+(\w+)")
+TYPE_NAME = re.compile(r"[A-Z](?<!\w.)(?<!::.)\w*")
 TYPE = re.compile(r"\b(?:struct|enum|union)\s+(\w+)")
 STRUCT = re.compile(r"\bstruct\s+(\w+)[^{;(]*\{")
 FIELD = re.compile(r"\b(\w+)\s*:(?!:)\s*((?:[^,{}<]|<(?:[^<>]|<[^<>]*>)*>)+)")
+VISIBLE = re.compile(r"pub(?<!\wpub)\s*\([^)]*\)")
 PATH = re.compile(r"(?<![\w:.])\w+(?:::\w+)+")
 TYPED_NAME = re.compile(r"\b(\w+)\s*:\s*((?:&|dyn|mut|'\w+|\s)*[A-Z][^,)={;|]*)")
 FUNCTION_OF_TYPE = re.compile(r"(?<![\w:])([A-Z]\w*)(?:::<[^()]*?>)?::(\w+)")
-METHOD_CALL = re.compile(
-    r"(?:(\w+)\s*\.\s*)?(?:(\w+)|[)\]?}])\s*\.\s*(\w+)\s*(?:::<[^()]*?>)?(?=\()"
-)
+METHOD_CALL = re.compile(r"\.\s*(\w+)\s*(?:::<[^()]*?>)?(?=\()")
+# What stands before a call's point, from its end.
+RECEIVER = re.compile(r"\s*(?:(\w+)(?:\s*\.\s*(\w+))?|[)\]?}])")
+BRACE = re.compile(r"[{};]")
 
 
 def end(text, at):
     """The end of the block that begins after `at`, or of the item if its `;` comes first."""
     depth = 0
-    for m in re.compile(r"[{};]").finditer(text, at):
+    for m in BRACE.finditer(text, at):
         depth += {"{": 1, "}": -1, ";": 0}[m[0]]
         if depth == 0:
             return m.end()
     return len(text)
+
+
+def method_calls(text):
+    """Calls of methods: the receiver's owner and the receiver if they are names, the name, the place."""
+    reverse = text[::-1]
+    for m in METHOD_CALL.finditer(text):
+        if before := RECEIVER.match(reverse, len(text) - m.start()):
+            receiver, owner = (name and name[::-1] for name in before.groups())
+            yield owner, receiver, m[1], len(text) - before.end()
 
 
 def clean(text):
@@ -135,9 +149,17 @@ class Crate:
             self.types.update({(m[1], file): {} for m in TYPE.finditer(text)})
             uses = [leaf for m in USE.finditer(text) if m[1] for leaf in leaves(m[2])]
             self.shown[file] = {name: path for path, name in uses}
-        for step in (self.imports, self.define, self.calls):
+        for step in (self.imports, self.define):
             for file, text in self.text.items():
                 step(file, text)
+        # By field's name: the types of this crate that fields of the name have.
+        self.fields = {}
+        for fields in self.types.values():
+            for name, kinds in fields.items():
+                if kinds:
+                    self.fields.setdefault(name, set()).update(kinds)
+        for file, text in self.text.items():
+            self.calls(file, text)
 
     def arrow(self, a, b, why):
         if b and a != b:
@@ -162,12 +184,12 @@ class Crate:
 
     def imports(self, file, text):
         for m in USE.finditer(text):
-            for path, name in leaves(m[2]):
+            for path, name in leaves(m[2] or m[3]):
                 self.known[file, name] = self.find(file, path)
                 if not m[1]:
                     self.arrow(file, self.known[file, name][1], "use " + name)
-        for m in PATH.finditer(USE.sub("", re.sub(r"\bpub\s*\([^)]*\)", "", text))):
-            self.arrow(file, self.find(file, m[0].split("::"))[1], m[0])
+        for path in {m[0] for m in PATH.finditer(USE.sub("", VISIBLE.sub("", text)))}:
+            self.arrow(file, self.find(file, path.split("::"))[1], path)
 
     def kinds(self, file, text):
         """The crate's own types that are named in a text of a file."""
@@ -204,16 +226,14 @@ class Crate:
             kinds = [self_at(m.start())] if m[1] == "Self" else self.kinds(file, m[1])
             for kind in kinds:
                 self.arrow(file, self.methods.get(m[2], {}).get(kind), m[0])
-        for m in METHOD_CALL.finditer(text):
-            owner, receiver, name = m.groups()
+        for owner, receiver, name, at in method_calls(text):
             # The types that the receiver may have; `None` where nothing is known of it.
             if receiver == "self":
-                of = {self_at(m.start())}
+                of = {self_at(at)}
             elif owner == "self":
-                of = self.types.get(self_at(m.start()), {}).get(receiver)
+                of = self.types.get(self_at(at), {}).get(receiver)
             elif owner:
-                fields = (all_of.get(receiver, ()) for all_of in self.types.values())
-                of = set().union(*fields) or None
+                of = self.fields.get(receiver)
             else:
                 of = local.get(receiver)
             homes = self.methods.get(name, {})

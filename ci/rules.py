@@ -139,7 +139,8 @@ def atomics():
     # Atomics come from `leasehold_core::sync`, so that loom can take their place. `input` stands
     # beside `core`, and has counters alone.
     pattern = re.compile(
-        r"(?:std|core)::sync::(?:atomic|\{[^}\n]*atomic)|(?<![a-z_])(?:parking_lot|loom)::"
+        r"std::sync::(?:atomic|\{[^}\n]*atomic)|core::sync::(?:atomic|\{[^}\n]*atomic)"
+        r"|parking_lot(?<![a-z_]parking_lot)::|loom(?<![a-z_]loom)::"
     )
     fine = re.compile(
         r"leasehold_core::sync|leasehold::backend::sync|crate::core::sync|loom::model"
@@ -295,7 +296,7 @@ def engine():
     # name may stand in an import's braces, and a `use` of `hal` by another name hides it.
     others = [name for name in select(".rs", under=RUST) if not name.startswith(tuple(f"{folder}/" for folder in ENGINE))]
     hal = [name for name in others if name.startswith("crates/hal/")]
-    above = re.compile(r"hal::(?:\{[^;]*?\b)?engine\b|\bleasehold_hal as\b")
+    above = re.compile(r"hal::(?:\{[^;]*?\b)?engine\b|leasehold_hal(?<!\wleasehold_hal) as\b")
     inside = re.compile(r"\b(?:crate|self|super)::(?:\{[^;]*?\b)?engine\b|\bengine::")
     for place, line, _ in [*lines(others, above), *lines(hal, inside)]:
         yield f"{place}: {line.strip()}"
@@ -409,7 +410,10 @@ def own_words():
         yield f"{place}: {line.strip()[:160]}"
 
 
+# The longest first.
 RULES = {
+    "ARCHITECTURE.md's list of the files that a launch passes is true": launch,
+    "the field's words": own_words,
     "atomics, locks and loom only through leasehold_core::sync": atomics,
     "every source file opens with what it is": rust_opens,
     "a crate's README.md opens as its lib.rs does, and leads to the project's": readmes,
@@ -422,28 +426,34 @@ RULES = {
     "neighbours use the runtime by its faces": neighbours,
     "backends alone name the engine, and the rest of hal does not": engine,
     "the toy backend names what an outsider has": toy,
-    "ARCHITECTURE.md's list of the files that a launch passes is true": launch,
     "public unsafe functions and traits are named in docs/unsafe.md": unsafe_named,
     "fields of configurations say their default": defaults,
     "Runtime has at most 35 methods": runtime_methods,
-    "the field's words": own_words,
     "the house keeps its size": sizes,
 }
 
 
-def broken(title, folder=None):
-    return title, list(circles(folder) if folder else RULES[title]())
+def broken(title, folders=()):
+    """A rule's title and the places that break it, and those of circles in crates that it reads too."""
+    found = [(title, list(RULES[title]()))] if title else []
+    return found + [("no more circles of files", list(circles(folder))) for folder in folders]
 
 
 def main():
-    folders = list(packages())
+    # The rule of a launch reads these crates as the rule of circles does.
+    read = {f"crates/{name}" for name in launch_path.crates()}
     # Forked processes share what was read before them.
     for name in files():
         text(name)
+    for path in call_circles.sources(ROOT):
+        call_circles.functions(path)
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        tasks = [pool.submit(broken, "no more circles of files", folder) for folder in folders]
-        tasks += [pool.submit(broken, title) for title in RULES]
-        found = [task.result() for task in tasks]
+        tasks = [
+            pool.submit(broken, title, [folder for folder in packages() if folder in read] if rule is launch else ())
+            for title, rule in RULES.items()
+        ]
+        tasks += [pool.submit(broken, None, [folder]) for folder in packages() if folder not in read]
+        found = [one for task in tasks for one in task.result()]
     for title, places in found:
         if places:
             print(f"rule: {title}", *places, sep="\n", file=sys.stderr)
