@@ -37,7 +37,7 @@ for name in $packages; do
     ! grep -qs '^bench = ' "crates/$folder/Cargo.toml" "testing/$folder/Cargo.toml" || set -- "$@" --features "$name/bench"
 done
 for name in $programs; do set -- "$@" --example "$name"; done
-cargo build --quiet --locked --release "$@"
+cargo build --quiet --locked --profile dist "$@"
 
 while read -r operation baseline tolerance package example; do
     case $operation in
@@ -46,7 +46,7 @@ while read -r operation baseline tolerance package example; do
             continue
             ;;
     esac
-    program=${CARGO_TARGET_DIR:-target}/release/examples/$example
+    program=${CARGO_TARGET_DIR:-target}/dist/examples/$example
     few=$(collected "$program" "$operation" 1000)
     many=$(collected "$program" "$operation" 11000)
     if [ -z "$few" ] || [ -z "$many" ]; then

@@ -15,7 +15,7 @@
 #   model        a hundred thousand random programs of the Python package; short: some hundreds
 #   python       the tests on each version of Python; short: the oldest, the newest and the system's
 #   torch        the extension against the oldest and the newest PyTorch; short: none
-#   main-job     the programs of the release profile, with thin LTO; short: of the tests' build
+#   main-job     the programs of the release profile; short: of the tests' build
 #   first-steps  README's lines in a fresh clone with an empty environment; short: none
 #
 #   ci/long.sh              everything

@@ -78,7 +78,7 @@ test_of() { # TARGET [ARGUMENT]
 }
 model() {
     export RUSTFLAGS="--cfg loom -A warnings ${RUSTFLAGS:-}" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/loom"
-    logged timeout 1800 cargo test --quiet --profile quick -p leasehold-alloc --lib -- "$@"
+    logged timeout 1800 cargo test --quiet --release -p leasehold-alloc --lib -- "$@"
 }
 
 # Builds what a hunt needs.

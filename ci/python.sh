@@ -26,10 +26,10 @@ mkdir -p "$work"
 tools() { ci/venv.sh python 'maturin>=1.9,<2' 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]'; }
 
 # Builds a wheel with simulated devices as pip does, and prints its path.
-wheel() { # PROFILE
+wheel() {
     rm -rf "$work/wheel"
     PATH="$tools:$PATH" "$tools/pip" wheel --no-build-isolation --no-deps --wheel-dir "$work/wheel" \
-        --config-settings=build-args="--profile $1 --locked --compatibility linux --features sim" ./python >&2
+        --config-settings=build-args="--profile release --locked --compatibility linux --features sim" ./python >&2
     ls "$work/wheel"/*.whl
 }
 
@@ -62,12 +62,12 @@ others() {
 }
 
 model() {
-    environment model python3 "$(wheel quick)" numpy ml_dtypes hypothesis
+    environment model python3 "$(wheel)" numpy ml_dtypes hypothesis
     LEASEHOLD_EXAMPLES="${1:-100000}" tests model "$here/python/tests/model"
 }
 
 check() {
-    wheel=$(wheel quick)
+    wheel=$(wheel)
     # The module has the C ABI, and needs neither CUDA nor a Python library.
     rm -rf "$work/unpacked"
     python3 -m zipfile -e "$wheel" "$work/unpacked"
@@ -138,7 +138,7 @@ check() {
 
 torch() {
     [ $# -gt 0 ] || set -- 2.8.0 newest
-    wheel=$(wheel quick)
+    wheel=$(wheel)
     for version in "$@"; do
         if [ "$version" = newest ]; then
             environment torch-newest python3 numpy "${wheel}[torch]"
@@ -187,7 +187,7 @@ END
     mkdir -p "$out"
     rm -f "$out"/leasehold_runtime-*.whl
     # The compatibility is checked by maturin too, which refuses newer symbols.
-    (cd python && PATH="$tools:$PATH" RUSTFLAGS="-C linker=$tools/zig-cc" "$tools/maturin" build --release --locked --zig --target "$triple" \
+    (cd python && PATH="$tools:$PATH" RUSTFLAGS="-C linker=$tools/zig-cc" "$tools/maturin" build --profile dist --locked --zig --target "$triple" \
         --compatibility manylinux2014 --out "$out")
     wheel=$(ls "$out"/leasehold_runtime-*.whl)
 

@@ -79,9 +79,9 @@ libraries() {
     crates/capi/install.sh "$work/$name" --sim
     # Whoever unpacks it puts it where he likes; the folder is the prefix.
     sed -i "s|^prefix=.*|prefix=\${pcfiledir}/../..|" "$work/$name"/lib/pkgconfig/*.pc
-    cargo build --quiet --release --locked -p leasehold-cli
+    cargo build --quiet --profile dist --locked -p leasehold-cli
     mkdir -p "$work/$name/bin" "$work/$name/share/man/man1" "$work/$name/share/completions" "$out"
-    cp "$target/release/leasehold" "$work/$name/bin/"
+    cp "$target/dist/leasehold" "$work/$name/bin/"
     "$work/$name/bin/leasehold" man "$work/$name/share/man/man1"
     for shell in bash elvish fish powershell zsh; do
         "$work/$name/bin/leasehold" completions "$shell" >"$work/$name/share/completions/leasehold.$shell"

@@ -84,7 +84,7 @@ models() {
         memory) set -- --lib -- "${@:-lock::}" ;;
         *) echo "no models in $crate" >&2 && exit 2 ;;
     esac
-    cargo test --quiet --profile quick -p "leasehold-$crate" "$@"
+    cargo test --quiet --release -p "leasehold-$crate" "$@"
 }
 
 miri() {
@@ -104,7 +104,7 @@ fuzz_alloc() {
     if [ "${1:-}" = short ]; then
         LEASEHOLD_FUZZ_STEPS=2000000 cargo test --quiet --locked --workspace --test main -- --exact model::long_fuzz
     else
-        LEASEHOLD_FUZZ_STEPS=${1:-100000000} cargo test --quiet --profile quick -p leasehold-alloc --test main -- --exact model::long_fuzz
+        LEASEHOLD_FUZZ_STEPS=${1:-100000000} cargo test --quiet --release -p leasehold-alloc --test main -- --exact model::long_fuzz
     fi
 }
 
@@ -113,10 +113,10 @@ fuzz_memory() {
         cargo test --quiet --locked --workspace --no-run
         set -- 1000000 "$target/debug"
     else
-        set -- "${1:-100000000}" "$target/quick"
-        cargo build --quiet --profile quick -p leasehold-memory --features bench --example fuzz
-        sanitized cargo build --quiet --profile quick -p leasehold-memory --features bench --example fuzz --target "$host"
-        calls_sanitized "$target/asan/$host/quick" 2000000
+        set -- "${1:-100000000}" "$target/release"
+        cargo build --quiet --release -p leasehold-memory --features bench --example fuzz
+        sanitized cargo build --quiet --release -p leasehold-memory --features bench --example fuzz --target "$host"
+        calls_sanitized "$target/asan/$host/release" 2000000
     fi
     "$2/examples/fuzz" --calls "$1" --seed "${SEED:-1}"
     "$2/examples/fuzz" --calls "$(($1 / 10))" --seed "${SEED:-1}" --threads 4
@@ -124,8 +124,8 @@ fuzz_memory() {
 
 fuzz_capi() {
     calls=${1:-100000000}
-    sanitized cargo build --quiet --locked --profile quick -p leasehold-capi-sim --target "$host"
-    library=$(realpath "$target/asan/$host/quick")
+    sanitized cargo build --quiet --locked --release -p leasehold-capi-sim --target "$host"
+    library=$(realpath "$target/asan/$host/release")
     export ASAN_OPTIONS=detect_leaks=1
     for name in fuzz fuzz_runtime; do
         program=$target/asan/capi-$name
