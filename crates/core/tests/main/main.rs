@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 
 mod compile_fail;
+mod compiler;
 mod contracts;
 mod handle;
 mod lease;
