@@ -6,6 +6,7 @@ mod faults;
 mod loops;
 mod machine;
 mod meet;
+mod memory;
 mod model;
 mod wrappers;
 

@@ -80,7 +80,7 @@ fn a_replay_runs_on_devices_with_threads_and_on_the_heap() {
 
 #[test]
 fn a_snapshot_of_pytorch_replays_like_its_trace() {
-    let snapshots = repository("testing/sim/tests/memory/snapshots");
+    let snapshots = repository("testing/sim/tests/main/memory/snapshots");
     let at = |name: &str| snapshots.join(name).to_str().unwrap().to_owned();
     let expect = json(&["replay", &at("trace.csv"), "--json"]);
     for protocol in ["protocol0.pickle", "protocol4.pickle"] {

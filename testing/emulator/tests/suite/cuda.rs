@@ -20,7 +20,7 @@ fn compile_with(text: &str, options: &[String]) -> Result<Option<Emulator>, Stri
 fn kinds_with(options: &[&str]) -> Option<Emulator> {
     let options: Vec<String> =
         ["-D__CUDA_ARCH__=900"].iter().chain(options).map(|o| (*o).to_owned()).collect();
-    compile_with(include_str!("kinds.cu"), &options).unwrap_or_else(|why| panic!("{why}"))
+    compile_with(include_str!("../kinds.cu"), &options).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// An emulator of its own of `kinds.cu`, which is compiled once.

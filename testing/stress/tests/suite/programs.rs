@@ -1,11 +1,11 @@
 //! Programs of a few seeds on every kind of device, the same program for the same seed, and a
 //! printed test that compiles and passes.
 
-mod common;
 #[rustfmt::skip]
+#[path = "../printed/mod.rs"]
 mod printed;
 
-use common::clean;
+use crate::common::clean;
 use leasehold_stress::{Border, Options, Target, program};
 use std::time::Duration;
 

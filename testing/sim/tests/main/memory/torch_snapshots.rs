@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 fn at(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/memory/snapshots").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/main/memory/snapshots").join(name)
 }
 
 fn error(file: &[u8], device: Option<usize>) -> String {

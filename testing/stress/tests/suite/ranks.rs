@@ -1,12 +1,11 @@
 //! Programs of ranks of a few seeds on every kind of device that has collectives, and a printed
 //! test that compiles and passes.
 
-mod common;
 #[rustfmt::skip]
-#[path = "printed/ranks.rs"]
+#[path = "../printed/ranks.rs"]
 mod printed;
 
-use common::clean;
+use crate::common::clean;
 use leasehold_stress::{Options, Target, program, run};
 use std::time::Duration;
 

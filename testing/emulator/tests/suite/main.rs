@@ -1,0 +1,4 @@
+//! Kernels on the host: CUDA C++ against results of the host, and mistakes in Metal sources.
+
+mod cuda;
+mod planted;
