@@ -605,6 +605,63 @@ inline double __drcp_rn(double a) { return 1.0 / a; }
 inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
 inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
+// ---- Products of matrices by a warp (`mma.sync`), which `asm.rs` calls
+
+namespace emulator {
+
+template <class T> inline unsigned word(const T& v) {
+    static_assert(sizeof(T) == 4, "a register has 4 bytes");
+    unsigned u;
+    __builtin_memcpy(&u, &v, 4);
+    return u;
+}
+template <class T> inline void put(T& to, unsigned u) {
+    static_assert(sizeof(T) == 4, "a register has 4 bytes");
+    __builtin_memcpy(&to, &u, 4);
+}
+
+// Types of elements: their bits, and their value.
+#define EMULATOR_ELEMENT(NAME, BITS, VALUE)                     \
+    struct NAME {                                               \
+        static constexpr unsigned bits = BITS;                  \
+        static float value(unsigned u) { return VALUE; }        \
+    };
+EMULATOR_ELEMENT(F16, 16, f16_to_f32((unsigned short)u))
+EMULATOR_ELEMENT(Bf16, 16, from_bf16((unsigned short)u))
+// The product looks at 19 of the bits.
+EMULATOR_ELEMENT(Tf32, 32, float_of(u & 0xffffe000u))
+EMULATOR_ELEMENT(F32, 32, float_of(u))
+EMULATOR_ELEMENT(E4m3, 8, (from_fp8<3, -9, 0x7e>((unsigned char)u)))
+EMULATOR_ELEMENT(E5m2, 8, (from_fp8<2, -16, 0x7b>((unsigned char)u)))
+
+// d = a * b + c with 16 rows, 8 columns and K products an element. Lane 4 * n + i has parts of rows n and n + 8, and of column n. A word has
+// neighbours of a row of `a`, or of a column of `b`; four lanes have the next words. The sum is one of doubles.
+template <class T, class S, unsigned K, unsigned A, unsigned B, unsigned C>
+EMULATOR_UNSEEN inline void product(const unsigned (&a)[A], const unsigned (&b)[B], const unsigned (&c)[C], unsigned (&d)[C]) {
+    constexpr unsigned each = 32 / T::bits, groups = K / (4 * each), sums = 32 / S::bits;
+    static_assert(A == 2 * groups && B == groups && C == 4 / sums, "a product with another number of registers");
+    if (active() != ~0u) fail("a product of a warp (mma.sync) that not all of its 32 threads reach");
+    unsigned all_a[A][32], all_b[B][32];
+    for (unsigned w = 0; w < A; ++w) exchange(a[w], all_a[w]);
+    for (unsigned w = 0; w < B; ++w) exchange(b[w], all_b[w]);
+    const auto value = [](unsigned u, unsigned at) { return T::value(each == 1 ? u : u >> at * T::bits & ((1u << T::bits % 32) - 1u)); };
+    const unsigned own = lane();
+    unsigned out[4];
+    for (unsigned i = 0; i < 4; ++i) {
+        const unsigned half = i / 2, row = own / 4, column = own % 4 * 2 + i % 2;
+        const unsigned before = c[i / sums] >> i % sums * S::bits;
+        double sum = S::value(sums == 1 ? before : before & 0xffffu);
+        for (unsigned k = 0; k < K; ++k) {
+            const unsigned group = k / (4 * each), from = k / each % 4, at = k % each;
+            sum += (double)value(all_a[half + 2 * group][row * 4 + from], at) * value(all_b[group][column * 4 + from], at);
+        }
+        out[i] = sums == 1 ? bits_of((float)sum) : f32_to_f16(to_odd(sum));
+    }
+    for (unsigned i = 0; i < C; ++i) d[i] = sums == 1 ? out[i] : out[2 * i] | out[2 * i + 1] << 16;
+}
+
+}  // namespace emulator
+
 // ---- The table of a source's kernels, which the emulator reads
 
 namespace emulator {

@@ -6,6 +6,7 @@
 //!
 //! This module must not know which kernels exist.
 
+use crate::asm;
 use crate::elf::Elf;
 use crate::kernel::{Kernel, Param};
 use crate::tokens::{Token, closing, tokens};
@@ -24,7 +25,7 @@ const RECORD: usize = (28 + PARAMS * 8_usize).next_multiple_of(64);
 const DYNAMIC: (u32, u32) = (227 << 10, 1024);
 
 /// Names of what the emulator has not, and how to say so.
-const ABSENT: [(&[&str], &str); 8] = [
+const ABSENT: [(&[&str], &str); 6] = [
     (&["asm", "__asm__", "__asm"], "inline PTX"),
     (&["wmma", "nvcuda"], "tensor cores"),
     (&["cooperative_groups"], "cooperative groups"),
@@ -44,8 +45,6 @@ const ABSENT: [(&[&str], &str); 8] = [
         ],
         "textures and surfaces",
     ),
-    (&["__half", "__half2"], "arithmetic of halves"),
-    (&["__nv_bfloat16", "__nv_bfloat162"], "arithmetic of bfloat16"),
     (&["__managed__"], "managed variables"),
     (
         &["malloc", "free", "cudaMalloc", "cudaFree", "cudaLaunchKernel"],
@@ -54,24 +53,27 @@ const ABSENT: [(&[&str], &str); 8] = [
 ];
 
 /// Headers of the toolkit that the emulator has not, and what they are for.
-pub(crate) const ABSENT_HEADERS: [(&str, &str); 7] = [
+pub(crate) const ABSENT_HEADERS: [(&str, &str); 4] = [
     ("mma.h", "tensor cores"),
     ("cooperative_groups.h", "cooperative groups"),
-    ("cuda_fp16.h", "arithmetic of halves"),
-    ("cuda_bf16.h", "arithmetic of bfloat16"),
-    ("cuda_fp8.h", "arithmetic of 8-bit floats"),
     ("cuda/pipeline", "asynchronous copies"),
     ("cuda/barrier", "asynchronous copies"),
 ];
 
-/// Headers of the toolkit whose names are always there.
-pub(crate) const PRESENT_HEADERS: [&str; 5] = [
-    "cuda_runtime.h",
-    "device_launch_parameters.h",
-    "vector_types.h",
-    "vector_functions.h",
-    "math_constants.h",
+/// Headers of the toolkit that are there. The names of an empty one are always there.
+pub(crate) const PRESENT_HEADERS: [(&str, &str); 8] = [
+    ("cuda_runtime.h", ""),
+    ("device_launch_parameters.h", ""),
+    ("vector_types.h", ""),
+    ("vector_functions.h", ""),
+    ("math_constants.h", ""),
+    ("cuda_fp16.h", SHORT_FLOATS),
+    ("cuda_bf16.h", SHORT_FLOATS),
+    ("cuda_fp8.h", SHORT_FLOATS),
 ];
+
+/// The text of the headers of short floats.
+const SHORT_FLOATS: &str = "#include \"short_floats.hpp\"\n";
 
 /// The advice at the end of a refusal.
 const CURE: &str =
@@ -133,6 +135,7 @@ fn at(token: &Token<'_>, why: &str) -> String {
 /// # Errors
 /// Instructions that the emulator has not, with their lines; a text without kernels.
 pub(crate) fn translate(text: &str) -> Result<String, String> {
+    let text = &asm::translate(text, &tokens(text, HEADERS)?);
     let all = tokens(text, HEADERS)?;
     let absent: Vec<String> =
         all.iter().enumerate().filter_map(|(i, t)| absent(&all, i, t)).collect();

@@ -5,6 +5,10 @@
 //! * [`Program::metal`] compiles the Metal shading language with `clang++`, for which address
 //!   spaces are a part of a pointer's type; `include/metal_stdlib` is the standard library.
 //!
+//! CUDA's short floats are there (`cuda_fp16.h`, `cuda_bf16.h`, `cuda_fp8.h`), without the toolkit.
+//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns. What is not known is refused with its
+//! line.
+//!
 //! A program is bytes: nothing of its sources runs before a launch. An [`Emulator`] is a loaded
 //! program with variables of its own. `include/fibers.hpp` has the fibers.
 //!
@@ -61,6 +65,7 @@
 //!
 //! This module must not know which kernels exist.
 
+mod asm;
 mod compile;
 mod cuda;
 mod elf;
@@ -111,10 +116,11 @@ struct Compiled {
 pub struct Program(Arc<Compiled>);
 
 /// The files that the sources include.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     ("include/fibers.hpp", include_str!("../include/fibers.hpp")),
     ("include/conversions.hpp", include_str!("../include/conversions.hpp")),
     ("include/cuda.hpp", include_str!("../include/cuda.hpp")),
+    ("include/short_floats.hpp", include_str!("../include/short_floats.hpp")),
     ("include/metal_stdlib", include_str!("../include/metal_stdlib")),
 ];
 
@@ -165,7 +171,8 @@ impl Program {
         let file = format!("source/{name}");
         let absent = cuda::ABSENT_HEADERS
             .map(|(name, what)| (format!("include/{name}"), cuda::absent_header(name, what)));
-        let present = cuda::PRESENT_HEADERS.map(|name| (format!("include/{name}"), String::new()));
+        let present =
+            cuda::PRESENT_HEADERS.map(|(name, text)| (format!("include/{name}"), text.to_owned()));
         let toolkit = absent.iter().chain(&present).map(|(n, t)| (n.as_str(), t.as_str()));
         let files = HEADERS
             .into_iter()

@@ -382,7 +382,7 @@ fn errors_have_the_lines_of_the_source() {
         ),
         ("#include <mma.h>\n__global__ void f() {}", "not emulated: tensor cores (<mma.h>)"),
         ("#include <cooperative_groups.h>\n", "not emulated: cooperative groups"),
-        ("#include <cuda_fp16.h>\n", "not emulated: arithmetic of halves"),
+        ("#include <cuda/barrier>\n", "not emulated: asynchronous copies"),
         (
             "__global__ void f(cudaTextureObject_t t) {}",
             "k.cu:1: error: not emulated: textures and surfaces (cudaTextureObject_t)",
