@@ -15,6 +15,7 @@
 #   model        a hundred thousand random programs of the Python package; short: some hundreds
 #   python       the tests on each version of Python; short: the oldest, the newest and the system's
 #   torch        the extension against the oldest and the newest PyTorch; short: none
+#   tinygrad     tinygrad over simulated devices; short: none
 #   main-job     the programs of the release profile; short: of the tests' build
 #   first-steps  README's lines in a fresh clone with an empty environment; short: none
 #
@@ -32,7 +33,7 @@ part() {
         ptx) ci/ptx.sh --compile ;;
         planted) ci/planted.sh ;;
         python) ci/python.sh versions ;;
-        model | torch) ci/python.sh "$1" ;;
+        model | torch | tinygrad) ci/python.sh "$1" ;;
         main-job) ci/programs.sh --release main-job ;;
         first-steps) ci/release.sh first-steps ;;
         *)
@@ -42,7 +43,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx planted python model torch main-job first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx planted python model torch tinygrad main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

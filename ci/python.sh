@@ -11,6 +11,8 @@
 #   ci/python.sh torch [VERSION…]   the extension against real PyTorch, the oldest version that is
 #                                   promised and the newest, built, imported and run over simulated
 #                                   devices; a version takes 3 to 6 GB of disk
+#   ci/python.sh tinygrad [VERSION] the device of tinygrad: its tests, and tinygrad's own test of
+#                                   everything in small, over simulated devices
 #   ci/python.sh wheel [FOLDER]     the wheel for release, into target/wheels: manylinux 2.17, for
 #                                   this machine's kind and CPython 3.9 and newer, by zig's linker,
 #                                   and its symbols
@@ -127,6 +129,8 @@ check() {
     )
 
     tests full "$here/python/tests/model"
+    # tinygrad is not there: the import says so.
+    tests full "$here/python/tests/tinygrad"
     "$work/full/bin/python" examples/python/saxpy.py sim-cuda:0
     # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to
     # load the module with: there it uses the C ABI's library with simulated devices.
@@ -162,6 +166,29 @@ torch() {
         fi
         tail -n 3 "$log" | head -n 1
     done
+}
+
+# tinygrad's tests come with its sources. Some of its arrays have no device and need clang.
+tinygrad() {
+    version=${1:-0.14.0}
+    wheel=$(wheel quick)
+    environment tinygrad python3 "$wheel" "tinygrad==$version"
+    sources=$work/tinygrad/sources
+    "$environment/bin/pip" download --no-deps --no-binary tinygrad --dest "$sources" "tinygrad==$version"
+    tar -xzf "$sources/tinygrad-$version.tar.gz" -C "$sources"
+    log=$work/tinygrad.log
+    if ! tests tinygrad "$here/python/tests/tinygrad" >"$log" 2>&1 || grep -q skipped "$log"; then
+        cat "$log" >&2
+        exit 1
+    fi
+    tail -n 3 "$log" | head -n 1
+    if ! command -v "${CC:-clang}" >/dev/null; then
+        [ -z "${LEASEHOLD_REQUIRE_TOOLS:-}" ] || { echo "tinygrad's own tests need clang" >&2; exit 1; }
+        echo "tinygrad's own tests: skipped, there is no clang"
+        return
+    fi
+    (cd "$work" && DEV=LEASEHOLD LEASEHOLD_DEVICE=sim-cuda:0 CACHELEVEL=0 "$environment/bin/python" \
+        -m leasehold.tinygrad "$sources/tinygrad-$version/test/test_tiny.py")
 }
 
 release() {
@@ -211,6 +238,7 @@ END
 case ${1:-} in
     model) shift && tools=$(tools) && model "$@" ;;
     torch) shift && tools=$(tools) && torch "$@" ;;
+    tinygrad) shift && tools=$(tools) && tinygrad "$@" ;;
     wheel) shift && release "$@" ;;
     '' | versions) tools=$(tools) && check "$@" ;;
     *) sed -n 's/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;

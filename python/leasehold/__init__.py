@@ -3,7 +3,8 @@
 `Device` names a device, `Allocator` has memory of it under a policy and a budget, and `Buffer` is
 the elements of an array there. `Buffer` and `from_dlpack` exchange memory with NumPy, PyTorch, CuPy
 and JAX. `Stream`, `Event`, `Kernel` and `Graph` are the runtime, `leasehold.ops` has operators, and
-`generate` continues texts with a model. `leasehold.torch` makes the allocator PyTorch's.
+`generate` continues texts with a model. `leasehold.torch` makes the allocator PyTorch's, and
+`leasehold.tinygrad` is a device of tinygrad.
 
 `import leasehold` needs neither CUDA nor NumPy nor PyTorch.
 """

@@ -328,6 +328,16 @@ impl Device {
         &self.0.runtime.info().name
     }
 
+    /// The compute capability: `(9, 0)`. `None` where the product has none, as on the CPU.
+    #[getter]
+    fn compute_capability(&self) -> Option<(u32, u32)> {
+        let info = self.0.runtime.info();
+        // The most specific architecture is the first one.
+        let digits = info.arch.first()?.strip_prefix("cuda/sm_")?;
+        let (major, minor) = digits.split_at_checked(digits.len().checked_sub(1)?)?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
     /// The device's number among those of its kind.
     #[getter]
     fn index(&self) -> i32 {
