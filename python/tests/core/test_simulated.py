@@ -120,6 +120,10 @@ class Simulated(unittest.TestCase):
         self.device.synchronize()
         self.assertEqual(self.stream.races(), "")
 
+    def test_the_compute_capability(self) -> None:
+        self.assertEqual(self.device.compute_capability, (9, 0))
+        self.assertIsNone(leasehold.Device("cpu:0").compute_capability)
+
     def test_contents(self) -> None:
         data = random.Random(1).randbytes(3 << 20)
         b = self.device.upload(data)

@@ -13,6 +13,8 @@ def main() -> None:
     device = leasehold.Device(names[0])
     free, total = device.memory_info()
     assert 0 <= free <= total
+    capability: tuple[int, int] | None = device.compute_capability
+    assert device.name != "cpu:0" or capability is None
     allocator = leasehold.Allocator(device, policy="compact", budget=64 << 20, trace_events=100)
     with allocator.zeros((4, 8), "float32") as buffer:
         shape: tuple[int, ...] = buffer.shape
