@@ -224,6 +224,30 @@ device.synchronize()
             said = run("-c", program, kernel + body, threads)
             self.assertRegex(said.stderr, "DeviceLostError: .*" + why)
 
+    def test_mistakes_in_the_renderer_are_told(self) -> None:
+        program = """
+import leasehold.tinygrad, sys
+from tinygrad import Tensor
+renderer = leasehold.tinygrad.LeaseholdRenderer
+render_kernel = renderer.render_kernel
+exec(sys.argv[1])
+x = Tensor([float(i % 7) for i in range(4096)]).realize()
+print((x.sum() if sys.argv[2] == "sum" else x + 1).realize().tolist())
+"""
+        beyond = "renderer.code_for_workitem = {**renderer.code_for_workitem, 'g': lambda x: '(blockIdx.x + 1)'}"
+        access = "renderer.render_kernel = lambda *a: render_kernel(*a).replace('write', 'read', 1)"
+        for mistake, work, why in (
+            ("pass", "sum", None),
+            ("renderer.barrier = ''", "sum", "race: it .* shared memory that thread .* without a barrier"),
+            (beyond, "add", "illegal address: it |it reads binding 0 at byte 0, which the launch binds to be written only"),
+            (access, "sum", "it writes binding 0 at byte 0, which the launch binds to be read only"),
+        ):
+            said = run("-c", program, mistake, work)
+            if why is None:
+                self.assertEqual(said.stdout, "12285.0\n", said.stderr)
+            else:
+                self.assertRegex(said.stderr, r"DeviceLostError: .*:\d+: (" + why + ")", mistake)
+
     def test_a_launch_tells_its_time(self) -> None:
         source = 'extern "C" __global__ void k(int* x, int n) { x[blockIdx.x] += n; }'
         program, memory = self.device.runtime(self.elf(source, "buffer", "number")), self.filled(4)
