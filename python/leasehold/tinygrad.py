@@ -6,8 +6,8 @@
 `import leasehold.tinygrad` does the same within a program. `LEASEHOLD_DEVICE` names the device that is
 tinygrad's `LEASEHOLD:0`, by default `cuda:0`; `LEASEHOLD:1` is the next one of its kind.
 
-The sources are those of tinygrad's own CUDA device. What a kernel reads and writes comes from its loads
-and stores, so the runtime orders launches and copies itself. A captured program is a recorded graph.
+The sources are those of tinygrad's own CUDA device. What a kernel writes comes from its
+stores, so the runtime orders launches and copies itself. A captured program is a recorded graph.
 """
 
 # tinygrad's types are there only where it is installed.
@@ -37,7 +37,7 @@ try:
     from tinygrad.helpers import ALLOW_TF32, DEBUG
     from tinygrad.renderer import Renderer
     from tinygrad.renderer.cstyle import CUDARenderer
-    from tinygrad.uop.ops import Ops, UOp
+    from tinygrad.uop.ops import Ops
 except ImportError as error:
     raise ImportError(
         f"leasehold.tinygrad needs tinygrad 0.14, which is not installed or another version ({error}): "
@@ -95,16 +95,12 @@ class LeaseholdRenderer(CUDARenderer):
         self, function_name: str, kernel: Any, bufs: Any, uops: Any, prefix: Any = None
     ) -> str:
         opaque = any(u.op in (Ops.CUSTOM, Ops.CUSTOMI, Ops.CALL) for u in uops)
-        # The addresses of loads name what is read. A buffer of indices may be named without need.
-        loads = UOp.sink(*[u.src[0] for u in uops if u.op is Ops.LOAD])
-        read = {u for u in loads.toposort(lambda u: u.op != Ops.END) if u.op is Ops.PARAM}
-
-        def access(buffer: Any, written: bool) -> str:
-            if opaque or (written and buffer in read):
-                return "read_write"
-            return "write" if written else "read"
-
-        each = [access(b, written) for _, (b, written) in bufs if b.addrspace != AddrSpace.ALU]
+        # Stores may leave a part of a buffer as it is, and what is only written has no contents before.
+        each = [
+            "read_write" if opaque or written else "read"
+            for _, (buffer, written) in bufs
+            if buffer.addrspace != AddrSpace.ALU
+        ]
         source: str = super().render_kernel(function_name, kernel, bufs, uops, prefix)
         return f"{ACCESSES}{' '.join(each)}\n{source}"
 
