@@ -153,6 +153,14 @@ class OnSimulated(unittest.TestCase):
         x.shard_(("LEASEHOLD", "LEASEHOLD:1"), axis=0)
         self.assertEqual((x + x).sum().item(), 2 * 999 * 500)
 
+    def test_the_number_of_devices(self) -> None:
+        program = "import leasehold; print(leasehold.Device('sim-cuda:3').name, leasehold.devices()[-4:])"
+        said = run("-c", program, LEASEHOLD_SIM_DEVICES="4")
+        self.assertEqual(said.stdout, "sim-cuda:3 ['sim-cuda:0', 'sim-cuda:1', 'sim-cuda:2', 'sim-cuda:3']\n", said.stderr)
+        for wrong in ("0", "17", "two", ""):
+            said = run("-c", "import leasehold; leasehold.Device('sim-cuda:0')", LEASEHOLD_SIM_DEVICES=wrong)
+            self.assertIn("no number of devices from 1 to 16", said.stderr)
+
     def graphs(self) -> Any:
         return [g for g in graph_cache.values() if isinstance(g, device_of_tinygrad.LeaseholdGraph)]
 

@@ -1,5 +1,6 @@
 //! The C ABI of [`leasehold_capi`] with devices of a simulated CUDA driver, for tests of programs
-//! without a GPU: `sim-cuda:0` and `sim-cuda:1`, and functions `leasehold_sim_*` that make streams
+//! without a GPU: `sim-cuda:0` and `sim-cuda:1`, or as many as `LEASEHOLD_SIM_DEVICES` in the
+//! environment says, and functions `leasehold_sim_*` that make streams
 //! and give them work. The header `leasehold.h` declares them with `LEASEHOLD_SIM`.
 //!
 //! The driver is one per process. Its race detector finds work that uses memory too early.
@@ -24,6 +25,20 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 /// Bytes of each simulated device.
 const MEMORY: u64 = 1 << 30;
 
+/// The number of simulated devices: 2, or what the environment says.
+///
+/// # Errors
+/// `InvalidArgument` for what is no number from 1 to 16.
+fn count() -> Result<u32> {
+    let Some(text) = std::env::var_os("LEASEHOLD_SIM_DEVICES") else { return Ok(2) };
+    let count = text.to_str().and_then(|text| text.parse().ok());
+    count.filter(|count| (1..=16).contains(count)).ok_or_else(|| {
+        Error::invalid(format!(
+            "LEASEHOLD_SIM_DEVICES={text:?} is no number of devices from 1 to 16"
+        ))
+    })
+}
+
 struct Simulation {
     driver: Arc<SimDriver>,
     context: Context,
@@ -34,7 +49,7 @@ static ONE: OnceLock<Result<Simulation>> = OnceLock::new();
 
 fn simulation() -> Result<&'static Simulation> {
     let made = ONE.get_or_init(|| {
-        let machine = SimDriverConfig::new(MachineConfig::seed(1).devices(2, MEMORY));
+        let machine = SimDriverConfig::new(MachineConfig::seed(1).devices(count()?, MEMORY));
         let driver = Arc::new(SimDriver::new(machine)?);
         let collectives = Arc::new(SimCollectives::of_cuda(&driver));
         let ops: Arc<dyn CudaSlowOps> = driver.clone();
