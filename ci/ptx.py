@@ -22,7 +22,7 @@ import nvidia.cu13
 # every later one.
 ARCHITECTURE = "compute_75"
 # Sources that need the instructions of a later one.
-LATER = {"attention_tiles.cu": "compute_80", "attention_warpgroups.cu": "compute_90a", "linear_row.cu": "compute_90", "linear_tiles.cu": "compute_80"}
+LATER = {"attention_decode.cu": "compute_80", "attention_tiles.cu": "compute_80", "attention_warpgroups.cu": "compute_90a", "linear_row.cu": "compute_90", "linear_tiles.cu": "compute_80"}
 # Sources that need instructions of one architecture alone, and its name with them.
 ALONE = {"attention_warpgroups.cu": "sm_90a", "linear_row.cu": "sm_90"}
 # The first architecture of each major number from 8 on: later ones with this number run its code.
@@ -44,11 +44,12 @@ OPTIONS = [
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources. A tensor.cuh follows it in front
-# of those that need a later architecture, and then a bulk.cuh where one architecture alone has the
-# instructions.
+# of those that need a later architecture, then a bulk.cuh where one architecture alone has the
+# instructions, and a decode.cuh in front of attention for a row of each of several sequences.
 FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("models/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
+DECODE = ["attention.cu", "attention_decode.cu"]
 # What users write, and what the emulator runs: compiled to see that it is CUDA C++.
 NEWEST = "compute_90"
 PROGRAMS = [*sorted(ROOT.glob("examples/*.cu")), *sorted(ROOT.glob("testing/emulator/tests/*.cu"))]
@@ -106,8 +107,9 @@ def normalised(text):
 
 
 def source_of(path):
-    common, tensor, bulk = (path.parent / f"{name}.cuh" for name in ("common", "tensor", "bulk"))
-    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [bulk] * (path.name in ALONE) + [path]
+    common, tensor, bulk, decode = (path.parent / f"{name}.cuh" for name in ("common", "tensor", "bulk", "decode"))
+    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [bulk] * (path.name in ALONE)
+    files += [decode] * (path.name in DECODE) + [path]
     return "\n".join(f'#line 1 "{file.name}"\n{file.read_text()}' for file in files)
 
 

@@ -89,8 +89,12 @@ impl EmulatedCuda {
         static MADE: Made = Made::new();
         let compile = || {
             // Each module has a namespace, because they share names.
-            let headers = [("tensor.cuh", cuda::TENSOR), ("bulk.cuh", cuda::BULK)]
-                .map(|(name, text)| format!("#line 1 \"{name}\"\n{text}"));
+            let headers = [
+                ("tensor.cuh", cuda::TENSOR),
+                ("bulk.cuh", cuda::BULK),
+                ("decode.cuh", cuda::DECODE),
+            ]
+            .map(|(name, text)| format!("#line 1 \"{name}\"\n{text}"));
             let mut text = cuda::COMMON.to_owned() + &headers.concat();
             for (i, module) in cuda::MODULES.iter().enumerate() {
                 let cuda::Module { name, source, .. } = module;

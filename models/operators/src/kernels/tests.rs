@@ -101,13 +101,21 @@ fn constants_are_the_same_in_all_languages() {
         cuda(&cuda::ATTENTION, line.clone());
         mps(&mps::ATTENTION, line);
     }
-    cuda(&cuda::ATTENTION, format!("constexpr u32 PART = {PART};"));
-    cuda(&cuda::ATTENTION, format!("constexpr u32 SMALL_PART = {SMALL_PART};"));
-    cuda(&cuda::ATTENTION, format!("constexpr u32 SMALL_DIM = {SMALL_DIM};"));
-    cuda(&cuda::ATTENTION, format!("constexpr u32 PARTS = {PARTS};"));
+    for (name, value) in
+        [("PART", PART), ("SMALL_PART", SMALL_PART), ("SMALL_DIM", SMALL_DIM), ("PARTS", PARTS)]
+    {
+        let line = format!("constexpr u32 {name} = {value};");
+        assert!(cuda::DECODE.contains(&line), "decode.cuh: {line}");
+    }
     cuda(&cuda::ATTENTION, format!("constexpr int HEADS = {PART_HEADS};"));
+    let (heads, rows) = (cuda::DECODE_HEADS, cuda::DECODE_ROWS);
+    assert_eq!(heads, 2 * PART_HEADS);
+    cuda(&cuda::ATTENTION_DECODE, format!("constexpr u32 HEADS = {heads};"));
+    cuda(&cuda::ATTENTION_DECODE, format!("constexpr u32 ROWS = {rows};"));
     let tile_threads = cuda::TILE_THREADS;
-    cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {tile_threads};"));
+    for module in [&cuda::ATTENTION_TILES, &cuda::ATTENTION_DECODE] {
+        cuda(module, format!("constexpr u32 THREADS = {tile_threads};"));
+    }
     for (name, value) in [
         ("GROUP_QUERIES", cuda::WARPGROUP_QUERIES),
         ("ROWS", cuda::WARPGROUP_ROWS),

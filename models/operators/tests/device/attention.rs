@@ -120,8 +120,13 @@ fn contiguous(bench: &mut Bench<'_>, large: bool) {
 
 /// Rows of several sequences, each at a position of its own.
 fn decode_rows(bench: &mut Bench<'_>, large: bool) {
+    // More rows than a list has places for.
+    let most: Vec<i32> = (0..515).map(|row| row * 37 % 143 - 1).collect();
     let mut sizes: Vec<(_, _, _, &[i32], _)> = vec![
         (2, 4, 32, &[255, -1, 3, 256], 300),
+        (2, 9, 64, &[128, 31, 699, 256, 640], 700),
+        (1, 2, 128, &[511, -1, 17], 520),
+        (1, 1, 64, &most, 142),
         (1, 1, 64, &[0, 69], 70),
         (3, 5, 48, &[640, 128, 700], 700),
         (2, 2, 128, &[i32::MIN, 299, 300, 127, 0], 300),
@@ -236,6 +241,7 @@ fn parts(bench: &mut Bench<'_>, large: bool) {
         (3, 3, 6, &[128, 129], 150, &[129, 129], 0),
         (2, 1, 80, &[640, 699], 700, &[700, 1], 0),
         (2, 2, 64, &[5, 6, 69], 70, &[70, 70, 70], 6),
+        (1, 3, 64, &[599, 2, 600, 69, 70], 700, &[600, 6, 600, 70, 70], 3),
     ];
     if large {
         prompts.push((1000, 4, 4, 128, 1000, 2048, &[1999], 0));

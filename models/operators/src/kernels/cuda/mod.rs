@@ -6,6 +6,7 @@
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
 //! | `bulk.cuh` | flags and copies of Hopper devices; prepended to the files for these alone |
+//! | `decode.cuh` | parts of a context and rotated rows; prepended to the files with attention for a row of each of several sequences |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `images.rs` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
@@ -39,6 +40,8 @@ pub const COMMON: &str = include_str!("common.cuh");
 pub const TENSOR: &str = include_str!("tensor.cuh");
 /// Text that follows [`TENSOR`] in the modules for Hopper devices.
 pub const BULK: &str = include_str!("bulk.cuh");
+/// Text that follows those in the modules with attention for a row of each of several sequences.
+pub const DECODE: &str = include_str!("decode.cuh");
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +99,9 @@ modules! {
     LINEAR_TILES = linear_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Matrix products of one long row, for devices of compute capability 9.0.
     LINEAR_ROW = linear_row for SM_90 (9, 0);
+    /// Attention for a row of each of several sequences on tensor cores, for devices from compute
+    /// capability 8.0 on.
+    ATTENTION_DECODE = attention_decode for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
     ATTENTION_TILES = attention_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention of many rows by products of warpgroups, for devices of compute capability 9.0.
@@ -204,6 +210,8 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_QUERIES, TILE_THREADS),
     },
+    decode_rows::<64>("decode_attention_64"),
+    decode_rows::<128>("decode_attention_128"),
     CudaSpec {
         name: DecodeAttention::NAME,
         entry: "decode_attention_bf16",
@@ -314,6 +322,51 @@ fn tiled(p: &AttentionParams) -> bool {
         && p.scale > 0.0
         && p.scale < f32::INFINITY
 }
+
+/// Attention for a row of each of several sequences on tensor cores, with heads of `DIM` elements.
+const fn decode_rows<const DIM: u32>(entry: &'static str) -> CudaSpec {
+    CudaSpec {
+        name: DecodeAttention::NAME,
+        entry,
+        module: &ATTENTION_DECODE,
+        archs: GENERATIONS,
+        takes: |params| {
+            AttentionParams::from_bytes(params).is_some_and(|p| {
+                // Few rows of short contexts are as fast one by one. Their number must not decide,
+                // so that their bits are the same in all small batches.
+                let pays = p.m > DECODE_FEW || (p.m > 1 && p.split().0 > DECODE_PARTS);
+                pays && p.x == p.cache && is_half(p.x) && p.head_dim == DIM
+            })
+        },
+        geometry: |params| {
+            let p: AttentionParams = from_bytes(params)?;
+            let (parts, _) = p.split();
+            let blocks = (p.heads / p.kv_heads.max(1)).div_ceil(DECODE_HEADS);
+            let (lists, down) = (p.m.div_ceil(DECODE_ROWS), p.kv_heads);
+            let deep = u64::from(lists) * u64::from(blocks);
+            if u64::from(down).max(deep) > MAX_Y {
+                return Err(
+                    format!("{down} heads of keys, {deep} lists; the limit is {MAX_Y}").into()
+                );
+            }
+            let most = u64::from(p.m.min(DECODE_ROWS)) * u64::from(parts);
+            // Those that run at a time on 132 processors.
+            let places = 132 * if DIM == 64 { 4 } else { 3 };
+            let across = (places / (u64::from(down) * deep)).clamp(1, most.max(1));
+            let grid = [across as u32, down, deep as u32];
+            Ok(Grid::new(grid).threads([TILE_THREADS, 1, 1]))
+        },
+    }
+}
+
+/// Query heads of a block of [`decode_rows`], and rows of a list of its parts (`HEADS` and `ROWS` in
+/// the source).
+pub(super) const DECODE_HEADS: u32 = 8;
+pub(super) const DECODE_ROWS: u32 = 512;
+/// The most rows for which the length of the caches decides, and the parts of the longest caches
+/// that leave the rows to a kernel with a block for each part.
+const DECODE_FEW: u32 = 16;
+const DECODE_PARTS: u32 = 4;
 
 fn is_half(dtype: u32) -> bool {
     [DType::Bf16 as u32, DType::F16 as u32].contains(&dtype)

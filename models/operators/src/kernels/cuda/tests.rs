@@ -74,6 +74,39 @@ fn a_long_context_has_parts() {
     assert!(refusal.contains("65536 rows, times blocks"), "{refusal}");
 }
 
+#[test]
+fn blocks_take_the_parts_of_all_rows_in_turns() {
+    let p = AttentionParams {
+        m: 8,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 64,
+        positions: 1024,
+        x: 1,
+        cache: 1,
+        ..Default::default()
+    };
+    let decode = tensor_kernel("decode_attention_64");
+    let grid = |p: &AttentionParams| decode.geometry(p.as_bytes()).map(|grid| grid.blocks);
+    assert_eq!(grid(&p), Ok([64, 8, 1]));
+    assert_eq!(grid(&AttentionParams { m: 2, positions: 99, ..p }), Ok([2, 8, 1]));
+    assert_eq!(grid(&AttentionParams { m: 513, heads: 128, ..p }), Ok([16, 8, 4]));
+    assert_eq!(grid(&AttentionParams { m: 1 << 16, kv_heads: 32, ..p }), Ok([1, 32, 128]));
+    let refusal = grid(&AttentionParams { m: 1 << 25, ..p }).unwrap_err();
+    assert!(refusal.contains("65536 lists"), "{refusal}");
+    assert!(decode.takes(p.as_bytes()));
+    assert!(decode.takes(AttentionParams { m: 17, positions: 9, ..p }.as_bytes()));
+    for other in [
+        AttentionParams { m: 1, ..p },
+        AttentionParams { m: 16, positions: 512, ..p },
+        AttentionParams { x: 0, cache: 0, ..p },
+        AttentionParams { cache: 2, ..p },
+        AttentionParams { head_dim: 80, ..p },
+    ] {
+        assert!(!decode.takes(other.as_bytes()), "{other:?}");
+    }
+}
+
 fn tensor_kernel(entry: &str) -> &'static CudaSpec {
     TENSOR_KERNELS.iter().find(|cuda| cuda.entry == entry).expect("an entry")
 }
