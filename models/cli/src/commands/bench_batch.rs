@@ -57,6 +57,9 @@ pub(super) struct Rates {
     tokens_per_s_each: f64,
     pub(super) step_ms_p50: f64,
     step_ms_p99: f64,
+    /// The tokens before the one that a step computes: the mean of all sequences and timed steps.
+    /// Sequences begin one after the other, so the first ones are longer.
+    positions: f64,
 }
 
 /// The results of a run that are compared.
@@ -161,7 +164,11 @@ impl Runs<'_> {
             batch.add(prompt, Sampling::default())?;
         }
         // The last step of these records the graph at the latest.
-        while batch.step()?.len() < sequences {}
+        let (mut drawn, mut count) = (sequences, 0);
+        while count < sequences {
+            count = batch.step()?.len();
+            drawn += count;
+        }
         batch.step()?;
         let (mut steps, begin) = (Vec::with_capacity(self.tokens), Instant::now());
         let mut mark = begin;
@@ -179,6 +186,9 @@ impl Runs<'_> {
             tokens_per_s_each: each,
             step_ms_p50: percentile(&ms, 0.5),
             step_ms_p99: percentile(&ms, 0.99),
+            positions: prompt as f64
+                + drawn as f64 / sequences as f64
+                + (steps.len() as f64 - 1.0) / 2.0,
         })
     }
 }
@@ -227,6 +237,7 @@ fn median(all: &[Rates]) -> Rates {
         tokens_per_s_each: of(|r| r.tokens_per_s_each),
         step_ms_p50: of(|r| r.step_ms_p50),
         step_ms_p99: of(|r| r.step_ms_p99),
+        positions: of(|r| r.positions),
     }
 }
 
@@ -281,9 +292,7 @@ pub(super) fn run(
     runtime.synchronize()?;
     system.check()?;
     let (eager, graph) = (median(&eager), median(&graph));
-    // The timed steps are the second one to the last one, which see so many positions on average.
-    let positions = a.on.prompt as usize + (a.tokens as usize).div_ceil(2);
-    let read = traffic(&files.config, &files.weights, positions, dtype);
+    let read = traffic(&files.config, &files.weights, graph.positions as usize, dtype);
     let bytes_per_step =
         Bytes::new(read.weights, read.cache.saturating_mul(u64::from(sequences.get())));
     let gigabytes_per_s = bytes_per_step.total as f64 * graph.tokens_per_s_each / 1e9;
@@ -323,8 +332,8 @@ fn print(report: &Report) -> Result<(), Failure> {
     write!(out, "{table}")?;
     writeln!(
         out,
-        "{} sequences with prompts of {} tokens; graph takes {:.3} of eager's time",
-        report.batch, report.subject.prompt, report.graph_by_eager_time
+        "{} sequences with prompts of {} tokens, of {:.0} tokens on average; graph takes {:.3} of eager's time",
+        report.batch, report.subject.prompt, report.graph.positions, report.graph_by_eager_time
     )?;
     let read = &report.bytes_per_step;
     writeln!(

@@ -3,7 +3,7 @@
 //! The bound needs no clock. A product of many rows takes at most as long for a row as one of few
 //! rows does. So operators with fewer multiplications than a step, and fewer launches, take less
 //! time than the step. Where weights are read from slow memory, they may take much less. A measured
-//! ratio then allows more of them.
+//! ratio then allows more of them, and as many more launches.
 //!
 //! The aim is a time between two steps of less than two usual steps. The median of the last steps
 //! is a usual one. A step that takes longer leaves less to the next part.
@@ -79,8 +79,9 @@ impl Pace {
     /// position `end`, and their products have `rows` rows.
     pub(super) fn take(&self, tasks: &[Task], rows: u32, end: usize) -> (usize, Work) {
         let share = self.share();
-        let allowed = share * self.work.0 * self.ratio(rows);
-        let launches = (share * self.tasks as f64) as usize;
+        let ratio = self.ratio(rows);
+        let allowed = share * self.work.0 * ratio;
+        let launches = (share * self.tasks as f64 * ratio.max(1.0)) as usize;
         let (mut count, mut work) = (0, 0.0);
         for task in tasks {
             let more = work + self.work(task, end).0;

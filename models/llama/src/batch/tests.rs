@@ -8,6 +8,7 @@ use crate::weights::Weights;
 use leasehold::{Context, DeviceId, Runtime};
 use leasehold_operators::{BufferPart, DType};
 use leasehold_sim::{KernelRegistry, MachineConfig};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -293,19 +294,46 @@ fn a_longer_step_leaves_less_to_the_part_beside_the_next_one() {
     near(pace.share(), SHARE);
 }
 
+#[test]
+fn the_driver_calls_of_a_step_do_not_grow_with_its_sequences() {
+    let calls = |rows: usize| {
+        let kernels = KernelRegistry::new();
+        leasehold_operators::simulate(&kernels).unwrap();
+        let (runtime, driver) = simulated_cuda(kernels);
+        let model = model(&runtime, 4, 2);
+        let mut batch = Batch::new(&model, rows, 250, Mode::Graph).unwrap();
+        for seed in 0..rows {
+            batch.add(&prompt(1, seed as u32), ops::Sampling::default()).unwrap();
+        }
+        while batch.step().unwrap().len() < rows {}
+        let mut steps =
+            |count| (0..count).for_each(|_| assert_eq!(batch.step().unwrap().len(), rows));
+        steps(4);
+        let before: BTreeMap<_, _> = driver.machine().calls_by_name().into_iter().collect();
+        steps(8);
+        let mut calls: BTreeMap<_, _> = driver.machine().calls_by_name().into_iter().collect();
+        for (name, count) in before {
+            *calls.get_mut(&name).unwrap() -= count;
+        }
+        // How often a wait looks is a matter of time.
+        calls.retain(|name, count| {
+            *count > 0 && !["cuStreamQuery", "cuCtxGetCurrent"].contains(&&**name)
+        });
+        calls
+    };
+    let few = calls(2);
+    assert!(few.values().sum::<u64>() >= 8, "{few:?}");
+    assert_eq!(few, calls(8));
+    assert_eq!(few, calls(32));
+}
+
 /// In virtual time.
 #[test]
 fn a_prompt_that_joins_makes_no_sequence_wait_for_two_steps() {
-    use leasehold_cuda::{CudaBackend, CudaConfig};
-    use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
     const JOIN: usize = 1000;
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).unwrap();
-    let config = SimDriverConfig::new(MachineConfig::seed(13).kernels(kernels));
-    let driver = Arc::new(SimDriver::new(config).unwrap());
-    let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
-    let runtime =
-        Context::with_backends(vec![Arc::new(backend)]).runtime("cuda:0".parse().unwrap()).unwrap();
+    let (runtime, driver) = simulated_cuda(kernels);
     let config = serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 40,
         "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 4096});

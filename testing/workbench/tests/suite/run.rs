@@ -117,11 +117,14 @@ fn decode_measures_several_sequences_together() {
     for device in devices {
         let report = json(&[&bench[..], &["--json", "--device"], device].concat());
         assert_eq!((&report["batch"], &report["prompt"]), (&3.into(), &9.into()));
+        // The timed steps are at 11 to 13 for the last sequence, and later for those before.
+        let positions = report["graph"]["positions"].as_f64().unwrap();
+        assert!((12.0..40.0).contains(&positions), "{positions}");
         // The weights of `decode_measures_random_weights_of_a_shape`; for each sequence two caches
-        // of 32 in two layers at 12 positions: the timed steps are at 11 to 13.
+        // of 32 in two layers.
         let weights = 2 * (2 * (64 * 192 + 3 * 64 * 96 + 128) + 64 + 300 * 64 + 64);
         let element = if device.contains(&"bf16") { 2 } else { 4 };
-        let caches = 3 * 2 * 2 * 32 * element * 12;
+        let caches = 3 * 2 * 2 * 32 * element * positions as u32;
         let read = &report["bytes_per_step"];
         assert_eq!((&read["weights"], &read["kv_cache"]), (&weights.into(), &caches.into()));
         assert_eq!(read["total"], weights + caches);
@@ -144,7 +147,7 @@ fn decode_measures_several_sequences_together() {
     }
     let text = String::from_utf8(call(&bench).stdout).unwrap();
     for words in
-        ["3 sequences with prompts of 9 tokens; ", "a step reads ", "equal to the bit; logits"]
+        ["3 sequences with prompts of 9 tokens, of ", "a step reads ", "equal to the bit; logits"]
     {
         assert!(text.contains(words), "{text}");
     }
