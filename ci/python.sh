@@ -171,7 +171,7 @@ torch() {
 # tinygrad's tests come with its sources. Some of its arrays have no device and need clang.
 tinygrad() {
     version=${1:-0.14.0}
-    wheel=$(wheel quick)
+    wheel=$(wheel)
     environment tinygrad python3 "$wheel" "tinygrad==$version"
     sources=$work/tinygrad/sources
     "$environment/bin/pip" download --no-deps --no-binary tinygrad --dest "$sources" "tinygrad==$version"

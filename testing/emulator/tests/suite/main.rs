@@ -2,3 +2,4 @@
 
 mod cuda;
 mod planted;
+mod short_floats;
