@@ -6,7 +6,7 @@
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
 //! | `bulk.cuh` | flags and copies of Hopper devices; prepended to the files for these alone |
-//! | `decode.cuh` | parts of a context and rotated rows; prepended to the files with attention for a row of each of several sequences |
+//! | `decode.cuh` | parts of a context, rotated rows; prepended to the files of such attention |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `images.rs` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
@@ -359,8 +359,8 @@ const fn decode_rows<const DIM: u32>(entry: &'static str) -> CudaSpec {
     }
 }
 
-/// Query heads of a block of [`decode_rows`], and rows of a list of its parts (`HEADS` and `ROWS` in
-/// the source).
+/// Query heads of a block of [`decode_rows`], and rows of a list of its parts (`HEADS` and `ROWS`
+/// in the source).
 pub(super) const DECODE_HEADS: u32 = 8;
 pub(super) const DECODE_ROWS: u32 = 512;
 /// The most rows for which the length of the caches decides, and the parts of the longest caches
