@@ -4,7 +4,6 @@
 #![cfg(not(loom))]
 
 mod compile_fail;
-mod compiler;
 mod contracts;
 mod handle;
 mod lease;
