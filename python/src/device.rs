@@ -373,7 +373,7 @@ impl Device {
             if timeout.is_some() || own.as_ref().is_err_and(is_interrupt) {
                 return own;
             }
-            // What is left is the work of streams that are unknown here.
+            // Work of streams that are unknown here is left.
             self.0.synchronize_all()
         };
         self.0.outside(py, wait).map_err(raise)

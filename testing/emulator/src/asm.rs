@@ -27,7 +27,7 @@ pub(crate) fn translate(text: &str, all: &[Token<'_>]) -> String {
         let Some((call, last)) = statement(text, all, i) else { continue };
         let (file, line) = all[last].place;
         out.push_str(&text[copied..token.at]);
-        // What follows has its own line again.
+        // The text behind the statement has its own line again.
         let _ = write!(out, "{call}\n# {line} \"{file}\"\n");
         copied = all[last].end();
     }

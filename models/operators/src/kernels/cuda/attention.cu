@@ -269,6 +269,24 @@ static __device__ __noinline__ Batch<T> single_batch_of(const void* keys, const 
     return b;
 }
 
+// The compiler computes an address here, not behind the wait that follows.
+template <class P> INLINE void settle(P& p) {
+#ifndef LEASEHOLD_EMULATED
+    asm volatile("" : "+l"(p));
+#endif
+}
+
+// A word, by a volatile read: the compiler leaves it where it is, long before its use.
+INLINE i32 read_word_now(const i32* p) {
+#ifndef LEASEHOLD_EMULATED
+    i32 word;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(word) : "l"(p));
+    return word;
+#else
+    return *p;
+#endif
+}
+
 // Shared memory of a block.
 typedef DecodePlace<THREADS * STEP, WARPS * SIDES, HEADS> Shared;
 

@@ -67,25 +67,7 @@ INLINE Split split_of(const AttentionParams& p, const Share& share, void* scratc
     return s;
 }
 
-// The compiler computes an address here, not behind the wait that follows.
-template <class P> INLINE void settle(P& p) {
-#ifndef LEASEHOLD_EMULATED
-    asm volatile("" : "+l"(p));
-#endif
-}
-
-// A word, and 16 bytes. The reads are volatile, so the compiler leaves them where they are: long
-// before their use.
-INLINE i32 read_word_now(const i32* p) {
-#ifndef LEASEHOLD_EMULATED
-    i32 word;
-    asm volatile("ld.global.s32 %0, [%1];" : "=r"(word) : "l"(p));
-    return word;
-#else
-    return *p;
-#endif
-}
-
+// 16 bytes. The read is volatile, so the compiler leaves it where it is: long before its use.
 INLINE uint4 read_now(const void* p) {
 #ifndef LEASEHOLD_EMULATED
     uint4 q;
