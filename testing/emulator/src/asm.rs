@@ -16,9 +16,10 @@ const FACTORS: [(&str, &str, &[u32]); 5] = [
     ("e5m2", "E5m2", &[32]),
 ];
 
-/// The preprocessed text with calls in the place of statements that are known.
-pub(crate) fn translate(text: &str, all: &[Token<'_>]) -> String {
-    let mut out = String::with_capacity(text.len());
+/// The preprocessed text with calls in the place of statements that are known. `None` without such
+/// a statement.
+pub(crate) fn translate(text: &str, all: &[Token<'_>]) -> Option<String> {
+    let mut out = String::new();
     let mut copied = 0;
     for (i, token) in all.iter().enumerate() {
         if !matches!(token.text, "asm" | "__asm__" | "__asm") {
@@ -31,8 +32,11 @@ pub(crate) fn translate(text: &str, all: &[Token<'_>]) -> String {
         let _ = write!(out, "{call}\n# {line} \"{file}\"\n");
         copied = all[last].end();
     }
+    if copied == 0 {
+        return None;
+    }
     out.push_str(&text[copied..]);
-    out
+    Some(out)
 }
 
 /// The call for the statement that begins at `all[at]`, and its closing parenthesis.
@@ -124,14 +128,14 @@ mod tests {
     use super::*;
     use crate::tokens::tokens;
 
-    fn translated(text: &str) -> String {
+    fn translated(text: &str) -> Option<String> {
         translate(text, &tokens(text, "own").unwrap())
     }
 
     #[test]
     fn a_product_becomes_a_call_and_keeps_the_lines() {
         let text = "# 7 \"k.cu\"\nasm volatile(\"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32\"\n\"{%0, %1, %2, %3}, {%4, %5},\"\n\"{%6}, {%0, %1, %2, %3};\" : \"+f\"(c[0]), \"+f\"(c[1]),\n\"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(f(1, 2)), \"r\"(b));\nint x;";
-        let call = translated(text);
+        let call = translated(text).unwrap();
         let all = tokens(&call, "own").unwrap();
         assert!(call.contains("emulator::product<emulator::F16, emulator::F32, 8>"), "{call}");
         assert!(call.contains("emulated_a[] = {emulator::word(a[0]), emulator::word(f(1, 2))}"));
@@ -150,7 +154,7 @@ mod tests {
             "asm goto (\"x\");",
             "int asm;",
         ] {
-            assert_eq!(translated(text), text);
+            assert_eq!(translated(text), None, "{text}");
         }
     }
 }

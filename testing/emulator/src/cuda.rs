@@ -135,8 +135,12 @@ fn at(token: &Token<'_>, why: &str) -> String {
 /// # Errors
 /// Instructions that the emulator has not, with their lines; a text without kernels.
 pub(crate) fn translate(text: &str) -> Result<String, String> {
-    let text = &asm::translate(text, &tokens(text, HEADERS)?);
-    let all = tokens(text, HEADERS)?;
+    let mut all = tokens(text, HEADERS)?;
+    let translated = asm::translate(text, &all);
+    let text = translated.as_deref().unwrap_or(text);
+    if translated.is_some() {
+        all = tokens(text, HEADERS)?;
+    }
     let absent: Vec<String> =
         all.iter().enumerate().filter_map(|(i, t)| absent(&all, i, t)).collect();
     if !absent.is_empty() {
