@@ -567,6 +567,23 @@ class Runtime:
         with self.assertRaises(leasehold.InvalidArgumentError):
             end.elapsed_since(5)
 
+    def test_errors_name_what_python_has(self) -> None:
+        def said(call: Callable[[], object]) -> str:
+            with self.assertRaises(leasehold.Error) as raised:
+                call()
+            text = str(raised.exception)
+            self.assertNotIn("::", text)
+            return text
+
+        for timing, cure in ((False, "Event(device, timing=True)"), (True, "Stream.record")):
+            start, end = (leasehold.Event(self.device, timing=timing) for _ in range(2))
+            self.assertIn(cure, said(lambda: end.elapsed_since(start)))
+        # Code that the device does not run.
+        ptx = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x) { ret; }"
+        kernel = leasehold.Kernel("k", ["read"], ptx=ptx, trusted=True)
+        cure = "(cpu=)" if self.NAME == "cpu:0" else "(cuda=)"
+        self.assertIn(cure, said(lambda: kernel.prepare(self.device)))
+
     # ---- graphs
 
     def recorded(self) -> tuple[Any, Any, int, leasehold.Graph]:

@@ -200,6 +200,64 @@ static void work(const leasehold::runtime &runtime, bool cpu) {
     THAT(thrown([&] { leasehold::check(leasehold_stream_wait_point(third.get(), timeline.next())); third.synchronize(); }) != LEASEHOLD_OK);
 }
 
+/* The text that a call throws; nothing for none. */
+template <class Call> static std::string said(Call &&call) {
+    try {
+        call();
+        return "";
+    } catch (const leasehold::error &error) {
+        return error.what();
+    }
+}
+
+/* A failure stays with its stream: who would read what it was to write is refused, and goes on. */
+static void failures(const leasehold::runtime &runtime) {
+    const leasehold::stream bad = runtime.create_stream("bad"), good = runtime.create_stream("good"), third = runtime.create_stream();
+    const leasehold::buffer b = bad.alloc(16), c = good.alloc(16);
+    good.fill(c, 1);
+    bad.foreign_call({b.write()}, [](std::uintptr_t, const leasehold_binding *, std::size_t) { throw 1; });
+    THAT(thrown([&] { bad.synchronize(); }) == LEASEHOLD_FAILED);
+    THAT(thrown([&] { good.copy(c, b); }) == LEASEHOLD_FAILED);
+    THAT(thrown([&] { good.download<int>(b); }) == LEASEHOLD_FAILED);
+    good.fill(c, 2);
+    THAT(good.download<int>(c)[3] == 2);
+    third.fill(b, 3);
+    third.copy(c, b);
+    THAT(third.download<int>(c)[0] == 3);
+}
+
+/* A library's call in a graph: with CUDA it is captured once, and on the CPU each launch calls it. */
+static void library_calls(const leasehold::runtime &runtime, bool cpu) {
+    std::atomic<int> times{0};
+    const leasehold::stream stream = runtime.create_stream();
+    const leasehold::buffer x = stream.upload(std::vector<float>{1, 2});
+    const leasehold::graph graph = runtime.record([&](const leasehold::stream &recorded) {
+        recorded.foreign_call({x.read_write()}, [&times](std::uintptr_t native, const leasehold_binding *bindings, std::size_t count) {
+            times += count == 1 && bindings[0].bytes == 8;
+            if (native == 0) {
+                *reinterpret_cast<float *>(static_cast<std::uintptr_t>(bindings[0].address)) += 1;
+            }
+        });
+    });
+    for (int launch = 0; launch < 3; launch++) {
+        graph.launch(stream);
+    }
+    THAT(stream.download<float>(x)[0] == (cpu ? 4.0f : 1.0f) && times == (cpu ? 3 : 1));
+}
+
+/* The device has no room twice: the report names who has it, and what to do. */
+static void no_room(const leasehold::runtime &runtime) {
+    const leasehold::stream stream = runtime.create_stream();
+    leasehold::buffer weights = stream.alloc(600ull << 20);
+    weights.set_name("weights");
+    const std::string report = said([&] { stream.alloc(600ull << 20); });
+    for (const char *part : {"600.0 MiB live with name \"weights\"", "the driver has no room", "free something, ask for less"}) {
+        THAT(report.find(part) != std::string::npos);
+    }
+    weights = leasehold::buffer();
+    THAT(thrown([&] { stream.alloc(600ull << 20); }) == LEASEHOLD_OK);
+}
+
 /* A rank that is alone: sums are its own numbers. */
 static void ranks(const leasehold::runtime &runtime) {
     using namespace leasehold::collective;
@@ -233,6 +291,13 @@ int main(int argc, char **argv) {
         const leasehold::device device(name);
         leasehold::runtime runtime(device);
         work(runtime, name == "cpu:0");
+        if (runtime.describe().features & LEASEHOLD_FEATURE_FOREIGN_CALLS) {
+            failures(runtime);
+            library_calls(runtime, name == "cpu:0");
+        }
+        if (name == "sim-cuda:0") {
+            no_room(runtime);
+        }
         ranks(runtime);
         runtime.synchronize();
         while (counted::alive != 0) {

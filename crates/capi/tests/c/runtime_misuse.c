@@ -438,6 +438,7 @@ static void kernels(void) {
     desc.source_count = 1;
     OK(leasehold_kernel_define(&desc, &made));
     IS(LEASEHOLD_UNSUPPORTED, leasehold_kernel_prepare(made, runtime));
+    THAT(!cpu || strstr(leasehold_last_error(), "the CPU runs C functions (LEASEHOLD_SOURCE_C_FUNCTION), not MSL") != NULL);
     IS(LEASEHOLD_UNSUPPORTED, leasehold_stream_launch(stream, made, &one, &operand, 1, NULL, 0, NULL));
     OK(leasehold_kernel_release(made));
     if (!cpu) {

@@ -215,6 +215,7 @@ fn a_process_alone_of_slurms_is_one_rank() {
     for tasks in ["4", "1"] {
         let mut command = command();
         command.args(["run", "--tokens", "2", "--json"]);
+        command.env("SLURM_LOCALID", "0").env("SLURM_JOB_ID", "77");
         let output = command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", tasks).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

@@ -232,19 +232,20 @@ fn generation_config_names_the_end_and_the_sampling() {
     let ruled = ids(&with(&["--defaults"]));
     assert!(!ruled.contains(&all[0]), "{ruled:?}");
     assert_eq!(ids(&with(&[])), all);
+    write(&format!(r#"{{"begin_suppress_tokens": [{}]}}"#, all[0]));
+    assert_ne!(ids(&with(&["--defaults"]))[0], all[0]);
     write(r#"{"repetition_penalty": 1000}"#);
     let ruled = ids(&with(&["--defaults", "--check"]));
     let seen = [&[3, 1, 4][..], &ruled].concat();
     let different: std::collections::BTreeSet<_> = seen.iter().collect();
     assert_eq!(different.len(), seen.len(), "{seen:?}");
-    write(r#"{"do_sample": true, "typical_p": 0.9}"#);
-    let refused = with(&["--defaults"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(
-        stderr(&refused).contains("generation_config.json: typical_p: 0.9"),
-        "{}",
-        stderr(&refused)
-    );
+    for (key, value) in [("typical_p", "0.9"), ("bad_words_ids", "[[12]]")] {
+        write(&format!(r#"{{"do_sample": true, "{key}": {value}}}"#));
+        let refused = with(&["--defaults"]);
+        let (code, why) = (refused.status.code(), stderr(&refused));
+        let words = format!("generation_config.json: {key}: {value}");
+        assert!(code == Some(1) && why.contains(&words), "{why}");
+    }
     write(r#"{"eos_token_id": "#);
     let damaged = with(&[]);
     assert_eq!(damaged.status.code(), Some(1));

@@ -66,6 +66,8 @@ fn what_templates_ask_for_is_as_in_transformers() {
     };
     let json = r#"{"role": "user", "content": "Is 3 < 4 & 5 > 2? Don't: é"}"#;
     reads("{{ messages[0] | tojson }}", user, json);
+    reads("{{ 'a' + (messages[0] | tojson) + '<b>' }}", user, &format!("a{json}<b>"));
+    reads("{{ {'z': 1, 'a': 'é'} | tojson(ensure_ascii=False) }}", user, r#"{"z": 1, "a": "é"}"#);
     reads("{% for key in messages[0] %}{{ key }};{% endfor %}", user, "role;content;");
     reads("{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}", user, "b1a2");
     let options =
@@ -76,6 +78,9 @@ fn what_templates_ask_for_is_as_in_transformers() {
     reads("{{ tools is none }} {{ documents is none }}", user, "True True");
     reads("{{ tools is iterable }} {{ pad_token is defined }}", user, "False False");
     reads(plain, parts, joined);
+    let one = r#"{"messages": [{"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Name a river."}]}]}"#;
+    reads(plain, one, "system:Be brief.;user:Name a river.;");
     reads("{{ messages[0].content }}", parts, "Name a river in Peru.");
     reads("{{ messages[0].content | trim }}", parts, "Name a river in Peru.");
     reads(walked, parts, "[Name a river][ in Peru.]");
@@ -88,8 +93,8 @@ fn what_templates_ask_for_is_as_in_transformers() {
 
 #[test]
 fn a_date_is_the_days() {
-    let year: i32 = render_two("{{ strftime_now('%Y') }}").unwrap().parse().unwrap();
-    assert!(year > 2020);
+    let year = render_two("{{ strftime_now('%Y') | int > 2020 }}{{ strftime_now('%Y') | length }}");
+    assert_eq!(year.as_deref(), Ok("True4"));
     let text = render_two("{{ strftime_now('%d %b %Y, %A') | length > 15 }}");
     assert_eq!(text.as_deref(), Ok("True"));
     let why = render_two("{{ strftime_now('%') }}").unwrap_err();
