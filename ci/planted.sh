@@ -95,7 +95,7 @@ seeds() { # [OPTION]
     seed=0
     while [ "$seed" -lt 50 ]; do
         if ! RUST_BACKTRACE=0 timeout 120 "$workbench" stress "$@" --seed "$seed" --seeds 1 \
-            --patience 10 --shrink 0 --json >/dev/null 2>&1; then
+            --timeout 10 --shrink 0 --json >/dev/null 2>&1; then
             echo ": seed $seed"
             return
         fi
@@ -150,14 +150,14 @@ clean() { # KIND
     for device in cpu:0 sim:0 'cuda:0 --sim'; do
         # shellcheck disable=SC2086
         case $1 in
-            stress) "$workbench" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 ;;
-            ranks) "$workbench" stress --device $device --ranks 4 --seeds 3 --patience 60 --shrink 0 ;;
+            stress) "$workbench" stress --device $device --seeds 3 --ops 400 --threads 4 --timeout 60 --shrink 0 ;;
+            ranks) "$workbench" stress --device $device --ranks 4 --seeds 3 --timeout 60 --shrink 0 ;;
         esac || failed=1
     done
 }
 if [ $# -eq 0 ]; then
     clean stress
-    "$workbench" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
+    "$workbench" stress --device cpu:0 --through c --seeds 3 --ops 400 --threads 4 --timeout 60 --shrink 0 || failed=1
     "$workbench" conformance --device sim:0 --filter 212-216 >/dev/null || failed=1
     "$workbench" conformance --device sim:0 --filter 224-239 >/dev/null || failed=1
 fi

@@ -66,7 +66,7 @@ OWN_WORDS = re.compile(
 )
 
 CONFIGURATIONS = (
-    "AllocatorConfig|DebugAids|PoolConfig|CpuConfig|CudaConfig|SimDriverConfig|MachineConfig"
+    "AllocatorConfig|DebugOptions|PoolConfig|CpuConfig|CudaConfig|SimDriverConfig|MachineConfig"
     "|PoolLimits|Config|Filter|StreamDesc"
 )
 

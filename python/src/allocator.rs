@@ -78,7 +78,7 @@ impl Pool {
         self.device.check_process()?;
         let own = Impatient(&**self.device.runtime.stream().raw());
         let alloc = || self.allocator.alloc(Layout::new(bytes), On::new(&own));
-        let deadline = Instant::now().checked_add(own.0.patience());
+        let deadline = Instant::now().checked_add(own.0.timeout());
         loop {
             let begin = Instant::now();
             let made = match alloc() {
@@ -87,7 +87,7 @@ impl Pool {
             };
             match made {
                 Err(Error::OutOfMemory(_))
-                    if begin.elapsed() >= own.patience()
+                    if begin.elapsed() >= own.timeout()
                         && deadline.is_none_or(|at| Instant::now() < at) =>
                 {
                     look()?;
@@ -138,7 +138,7 @@ unsafe impl TimelineSource for Impatient<'_> {
         self.0.wait_host(value, timeout)
     }
 
-    fn patience(&self) -> Duration {
+    fn timeout(&self) -> Duration {
         LOOK
     }
 }

@@ -235,7 +235,7 @@ impl Allocator {
     /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise
     /// the fallback tries: memory that other streams are done with, new memory, memory that a wait
     /// makes ready, caches above, and only then an error. A wait on the host is for what can help,
-    /// and has a [limit](leasehold_core::TimelineSource::patience).
+    /// and has a [limit](leasehold_core::TimelineSource::timeout).
     ///
     /// # Errors
     /// `InvalidArgument` for an alignment that is no power of two; `Unsupported` for one above 2
@@ -351,7 +351,7 @@ impl Allocator {
         trim(core, supply, table, keep)
     }
 
-    /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them;
+    /// The wrong uses of memory that the debug checks found so far, the first 1,000 of them;
     /// [`AllocStats`] has their number. A block that is freed but still in use by a stream, or in
     /// the quarantine, is not yet decided; [`trim`](Self::trim) empties the quarantine.
     #[must_use]

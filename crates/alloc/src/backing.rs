@@ -173,7 +173,7 @@ pub unsafe trait Backing: Send + Sync {
         unsafe { self.decommit(Chunk { addr: at, bytes, native: 0 }) }
     }
 
-    /// Fills memory, as the host, while no work uses it. For the debug aids; may be called from a
+    /// Fills memory, as the host, while no work uses it. For the debug checks; may be called from a
     /// free, so it must not wait for a device. Zero bytes ask whether it works.
     ///
     /// # Errors

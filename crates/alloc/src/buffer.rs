@@ -67,7 +67,7 @@ pub(crate) const KIND_MASK: u32 = 3;
 pub(crate) const IMPORTED: u32 = 1 << 4;
 pub(crate) const ARENA: u32 = 1 << 5;
 pub(crate) const EMPTY: u32 = 1 << 6;
-/// Of an allocator with debug aids or a trace ring.
+/// Of an allocator with debug checks or a trace ring.
 pub(crate) const CHECKED: u32 = 1 << 7;
 /// Memory of a graph's arena.
 pub(crate) const REGION: u32 = 1 << 8;

@@ -1,14 +1,14 @@
-//! Debug checks: what an allocator with debug aids or a trace does with each block.
+//! What an allocator with debug checks or a trace does with each block.
 //!
 //! This wraps the allocator: requests come here behind the thread caches, of which a checked
 //! allocator has none, and go on to the heap. Rows of a checked allocator bear the flag `CHECKED`,
 //! so that their last drop comes here.
 //!
 //! # Protocol
-//! With aids a freed block is *held*: first until its last use is over, then, red zone checked and
-//! memory poisoned, in the quarantine, and when enough younger blocks lie there it is checked again
-//! and goes back. So host and stream never touch a block at the same time, and memory in the store
-//! is ready for everybody.
+//! With checks a freed block is *held*: first until its last use is over, then, red zone checked
+//! and memory poisoned, in the quarantine, and when enough younger blocks lie there it is checked
+//! again and goes back. So host and stream never touch a block at the same time, and memory in the
+//! store is ready for everybody.
 //!
 //! A free makes no driver call: what must go back to the backing waits for the next allocation,
 //! drain or trim. The locks of this module are leaves, never held together or across a call of the
@@ -19,7 +19,7 @@ mod blocks;
 use crate::backing::{Backing, Chunk};
 use crate::config::AllocatorConfig;
 use crate::core::Core;
-use crate::debug::{DebugAids, Finding, FindingKind, MOST_FINDINGS, POISON_FREED, RED_ZONE};
+use crate::debug::{DebugOptions, Finding, FindingKind, MOST_FINDINGS, POISON_FREED, RED_ZONE};
 use crate::lock::Lock;
 use crate::store::Placement;
 use crate::stream::On;
@@ -30,10 +30,10 @@ use std::collections::{HashMap, VecDeque};
 
 /// The debug checks of an allocator.
 pub(crate) struct DebugChecks {
-    aids: DebugAids,
+    debug: DebugOptions,
     /// Whether blocks pass here.
     on: bool,
-    /// The side data of rows that are out, by the row's index. Empty without aids.
+    /// The side data of rows that are out, by the row's index. Empty without checks.
     sides: Mutex<HashMap<u32, Side>>,
     held: Mutex<Held>,
     findings: Mutex<(Vec<Finding>, u64)>,
@@ -109,23 +109,23 @@ impl DebugChecks {
     /// The checks of a configuration.
     ///
     /// # Errors
-    /// `Unsupported` when the backing cannot do what an aid needs.
+    /// `Unsupported` when the backing cannot do what a check needs.
     pub(crate) fn new(config: &AllocatorConfig, backing: &dyn Backing) -> Result<Self> {
-        let (aids, name) = (config.debug, &config.name);
-        if aids.guard && !backing.caps().reserve {
+        let (debug, name) = (config.debug, &config.name);
+        if debug.guard && !backing.caps().reserve {
             return Err(Error::Unsupported(
                 format!("{name}: guard granules need a backing that reserves addresses").into(),
             ));
         }
         // SAFETY: of no bytes.
-        if aids.writes() && unsafe { backing.fill(0, 0, 0) }.is_err() {
+        if debug.writes() && unsafe { backing.fill(0, 0, 0) }.is_err() {
             return Err(Error::Unsupported(
                 format!("{name}: poison and red zones need memory that the host can write").into(),
             ));
         }
         Ok(Self {
-            aids,
-            on: aids.any() || config.trace_events > 0,
+            debug,
+            on: debug.any() || config.trace_events > 0,
             sides: Mutex::default(),
             held: Mutex::default(),
             findings: Mutex::default(),
@@ -179,7 +179,7 @@ impl DebugChecks {
 
     /// Checks what is due, and brings back what leaves the quarantine.
     pub(crate) fn sweep(&self, core: &Lock<Core>, supply: &Supply, scope: SweepScope) {
-        if !self.aids.any() || scope == SweepScope::Free && self.aids.direct() {
+        if !self.debug.any() || scope == SweepScope::Free && self.debug.direct() {
             return;
         }
         let due: Vec<Block> = {
@@ -201,7 +201,7 @@ impl DebugChecks {
         loop {
             let block = {
                 let mut held = self.held.lock();
-                if held.quarantined <= self.aids.quarantine && scope != SweepScope::All {
+                if held.quarantined <= self.debug.quarantine && scope != SweepScope::All {
                     return;
                 }
                 let Some(block) = held.quarantine.pop_front() else { return };
@@ -209,7 +209,7 @@ impl DebugChecks {
                 held.bytes -= block.side.usable;
                 block
             };
-            if self.aids.poison && !matches!(block.side.source, Source::Guarded { .. }) {
+            if self.debug.poison && !matches!(block.side.source, Source::Guarded { .. }) {
                 // The backing could be written when the allocator was made; it has no way to fail
                 // later.
                 // SAFETY: a block in quarantine is lent to nobody, and its last use is over; its
@@ -228,7 +228,7 @@ impl DebugChecks {
     /// with a guard, taken away. `false`: the driver did not take it, and its addresses are lost.
     fn inspect_freed(&self, supply: &Supply, block: &Block) -> bool {
         let Block { addr, len, side, .. } = *block;
-        if self.aids.red_zone > 0 {
+        if self.debug.red_zone > 0 {
             // SAFETY: the block was freed and its last use is over, as the caller checked; the
             // zone is committed.
             let seen = unsafe { supply.backing.verify(addr + len, side.usable - len, RED_ZONE) };
@@ -240,7 +240,7 @@ impl DebugChecks {
             // SAFETY: the side names the chunk; no stream uses it, and it is given back once.
             return unsafe { supply.give_segment(chunk) };
         }
-        if self.aids.poison {
+        if self.debug.poison {
             // As in `sweep`: it cannot fail.
             // SAFETY: the freed block's memory is committed and nobody's.
             let _ = unsafe { supply.backing.fill(addr, side.usable, POISON_FREED) };

@@ -2,7 +2,7 @@
 
 use crate::budget::Budget;
 use crate::buffer::HostKind;
-use crate::debug::DebugAids;
+use crate::debug::DebugOptions;
 use leasehold_core::Text;
 use leasehold_core::sync::Arc;
 
@@ -143,9 +143,9 @@ pub struct AllocatorConfig {
     /// Thread caches in front of the lock. None with [`Policy::Compact`].
     /// Default: `true`.
     pub thread_caches: bool,
-    /// The debug aids, which look for wrong uses of memory. All off.
+    /// The debug checks, which look for wrong uses of memory. All off.
     /// Default: none.
-    pub debug: DebugAids,
+    pub debug: DebugOptions,
     /// Entries of the ring of trace events, of 48 bytes of host memory each; 2^24 at most, and 0
     /// switches it off. With it, every request goes through the lock.
     /// Default: 0.
@@ -163,7 +163,7 @@ impl Default for AllocatorConfig {
             budget: u64::MAX,
             shared_budget: None,
             thread_caches: true,
-            debug: DebugAids::default(),
+            debug: DebugOptions::default(),
             trace_events: 0,
         }
     }
@@ -207,9 +207,9 @@ pub struct AllocStats {
     pub shared_in_growing: u64,
     /// Bytes that the driver would not take back.
     pub quarantined: u64,
-    /// Bytes of freed blocks that the debug aids keep from reuse.
+    /// Bytes of freed blocks that the debug checks keep from reuse.
     pub held_back: u64,
-    /// Wrong uses of memory that the debug aids found (count).
+    /// Wrong uses of memory that the debug checks found (count).
     pub findings: u64,
     /// Bytes that graph arenas hold.
     pub in_graphs: u64,

@@ -1,20 +1,20 @@
-//! Debug aids: what can be switched on to find wrong uses of memory, and what they report.
+//! Debug checks: what can be switched on to find wrong uses of memory, and what they report.
 //!
-//! All are off by default. An allocator without aids pays one predictable branch behind its thread
-//! caches, and none in a hit or a free. One with aids takes every request through its lock and, for
-//! those that write, keeps freed memory until its streams are done with it. The allocator itself
-//! never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
+//! All are off by default. An allocator without checks pays one predictable branch behind its
+//! thread caches, and none in a hit or a free. One with checks takes every request through its lock
+//! and, for those that write, keeps freed memory until its streams are done with it. The allocator
+//! itself never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
 
 use leasehold_core::{Error, Result, ShownTag, TimelineId};
 use std::fmt;
 use std::str::FromStr;
 
-/// The byte that fills a fresh buffer with [`DebugAids::poison`]: a NaN in every floating-point
+/// The byte that fills a fresh buffer with [`DebugOptions::poison`]: a NaN in every floating-point
 /// format.
 pub const POISON_FRESH: u8 = 0xFF;
-/// The byte that fills freed memory with [`DebugAids::poison`].
+/// The byte that fills freed memory with [`DebugOptions::poison`].
 pub const POISON_FREED: u8 = 0xDB;
-/// The byte that fills the zone behind a buffer with [`DebugAids::red_zone`].
+/// The byte that fills the zone behind a buffer with [`DebugOptions::red_zone`].
 pub const RED_ZONE: u8 = 0xFA;
 
 /// Findings that an allocator remembers; later ones are counted only.
@@ -22,21 +22,21 @@ pub(crate) const MOST_FINDINGS: usize = 1000;
 const DEFAULT_RED_ZONE: u64 = 256;
 const DEFAULT_QUARANTINE: u64 = 64 << 20;
 
-/// Which aids an allocator works with.
+/// Which checks an allocator works with.
 ///
 /// From text, as the command takes it: names separated by commas,
 /// `poison,red-zone=512,quarantine=16M,guard,pass-through`, or `all` for poison, red zones and a
 /// quarantine.
 ///
 /// ```
-/// use leasehold_alloc::DebugAids;
-/// let aids: DebugAids = "poison,quarantine=1M".parse()?;
-/// assert!(aids.poison && aids.quarantine == 1 << 20 && aids.red_zone == 0);
-/// assert!(!DebugAids::default().any());
+/// use leasehold_alloc::DebugOptions;
+/// let checks: DebugOptions = "poison,quarantine=1M".parse()?;
+/// assert!(checks.poison && checks.quarantine == 1 << 20 && checks.red_zone == 0);
+/// assert!(!DebugOptions::default().any());
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub struct DebugAids {
+pub struct DebugOptions {
     /// Fresh memory is filled with [`POISON_FRESH`], freed memory with [`POISON_FREED`]. With a
     /// quarantine, a write after the free is found when the block leaves it. Needs memory that the
     /// host can write.
@@ -61,7 +61,7 @@ pub struct DebugAids {
     pub pass_through: bool,
 }
 
-impl DebugAids {
+impl DebugOptions {
     /// Whether any is on.
     #[must_use]
     pub fn any(&self) -> bool {
@@ -80,7 +80,7 @@ impl DebugAids {
 }
 
 /// As [`FromStr`] takes it; nothing when none is on.
-impl fmt::Display for DebugAids {
+impl fmt::Display for DebugOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut before = "";
         let mut word = |f: &mut fmt::Formatter<'_>, on: bool, name: &str, bytes: Option<u64>| {
@@ -98,36 +98,38 @@ impl fmt::Display for DebugAids {
     }
 }
 
-impl FromStr for DebugAids {
+impl FromStr for DebugOptions {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut aids = DebugAids::default();
+        let mut debug = DebugOptions::default();
         for word in text.split(',').map(str::trim) {
             let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
             let size = |default: u64| value.map_or(Ok(default), |v| parse_size(name, v));
             match (name, value) {
-                ("poison", None) => aids.poison = true,
-                ("guard", None) => aids.guard = true,
-                ("pass-through", None) => aids.pass_through = true,
-                ("red-zone", _) => aids.red_zone = size(DEFAULT_RED_ZONE)?,
-                ("quarantine", _) => aids.quarantine = size(DEFAULT_QUARANTINE)?,
+                ("poison", None) => debug.poison = true,
+                ("guard", None) => debug.guard = true,
+                ("pass-through", None) => debug.pass_through = true,
+                ("red-zone", _) => debug.red_zone = size(DEFAULT_RED_ZONE)?,
+                ("quarantine", _) => debug.quarantine = size(DEFAULT_QUARANTINE)?,
                 ("all", None) => {
-                    aids.poison = true;
-                    aids.red_zone = aids.red_zone.max(DEFAULT_RED_ZONE);
-                    aids.quarantine = aids.quarantine.max(DEFAULT_QUARANTINE);
+                    debug.poison = true;
+                    debug.red_zone = debug.red_zone.max(DEFAULT_RED_ZONE);
+                    debug.quarantine = debug.quarantine.max(DEFAULT_QUARANTINE);
                 }
                 _ => {
                     return Err(Error::invalid(format!(
-                        "debug aid `{word}`: want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all"
+                        "debug check `{word}`: want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all"
                     )));
                 }
             }
         }
-        if aids.guard && aids.pass_through {
-            return Err(Error::invalid("debug aids `guard` and `pass-through` exclude each other"));
+        if debug.guard && debug.pass_through {
+            return Err(Error::invalid(
+                "debug checks `guard` and `pass-through` exclude each other",
+            ));
         }
-        Ok(aids)
+        Ok(debug)
     }
 }
 
@@ -142,7 +144,7 @@ fn parse_size(name: &str, text: &str) -> Result<u64> {
     let bytes =
         digits.parse::<u64>().ok().filter(|&n| n > 0).and_then(|n| n.checked_mul(1 << shift));
     bytes.filter(|&n| n <= 1 << 40).ok_or_else(|| {
-        Error::invalid(format!("debug aid `{name}`: `{text}` is no size (4096, 64K, 16M, 1G)"))
+        Error::invalid(format!("debug check `{name}`: `{text}` is no size (4096, 64K, 16M, 1G)"))
     })
 }
 
@@ -156,7 +158,7 @@ pub enum FindingKind {
     WriteAfterFree,
 }
 
-/// A wrong use of memory that a debug aid found.
+/// A wrong use of memory that a debug check found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finding {
     /// The kind of wrong use.

@@ -6,7 +6,7 @@
 //! free granules first as the policy says, then with idle memory of growing blocks · 5 let the
 //! stream wait for other streams' memory · 6 flush all thread caches · 7 move free granules
 //! whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices, if there
-//! is enough, for a [limited time](leasehold_core::TimelineSource::patience) · 10 `OutOfMemory`
+//! is enough, for a [limited time](leasehold_core::TimelineSource::timeout) · 10 `OutOfMemory`
 //! with what was tried.
 //!
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
@@ -101,7 +101,7 @@ impl Inner {
             return Ok(Some(block));
         }
         // 9
-        let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.patience()));
+        let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.timeout()));
         while waits < MOST_WAITS
             && self.may_fit(layout.size)
             && self.wait_for_memory(need, on, deadline, log)

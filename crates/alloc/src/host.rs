@@ -1,7 +1,7 @@
 //! Host memory for the allocator's own tables and reports: taken in steps that may fail, before
 //! anything is changed.
 //!
-//! Nothing in this crate takes host memory in a free (but the debug aids, which keep lists). What
+//! Nothing in this crate takes host memory in a free (but the debug checks, which keep lists). What
 //! an allocation, an import, a trim or a suspension takes may be refused: an error, and nothing is
 //! changed. Two things still end the process without host memory: the error, which is a box, and
 //! the record of a buffer that three or more streams use at once.

@@ -130,7 +130,7 @@ pub use backing::*;
 pub use budget::Budget;
 pub use buffer::{Buffer, HostKind, SYMBOLIC};
 pub use config::*;
-pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
+pub use debug::{DebugOptions, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
 pub use imports::Protection;
 pub use layout::*;
 pub use reclaimers::Reclaimer;

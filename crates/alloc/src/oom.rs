@@ -106,7 +106,7 @@ impl Inner {
         }
         report.live = self.live.bytes(&self.caches);
         place(format_args!("in thread caches"), self.caches.stats().1);
-        place(format_args!("held back by debug aids"), self.checks.numbers().0);
+        place(format_args!("held back by debug checks"), self.checks.numbers().0);
         report.reserved = supply.budget.committed();
         report.in_graphs = self.in_graphs.load(Ordering::Relaxed);
         report.limit = supply.budget.limit();

@@ -34,7 +34,7 @@ pub enum BlockState {
     Pending,
     /// Freed, in a thread cache or on its way to the heap.
     Cached,
-    /// Freed, kept from reuse by a debug aid.
+    /// Freed, kept from reuse by a debug check.
     HeldBack,
     /// In a change of what is mapped where.
     Moving,

@@ -32,7 +32,7 @@ pub(crate) struct Inner {
     pub(crate) in_executables: Counter,
     pub(crate) reclaimers: Reclaimers,
     pub(crate) retired: AtomicU32,
-    /// The debug aids, and what is done for the trace of each block.
+    /// The debug checks, and what is done for the trace of each block.
     pub(crate) checks: DebugChecks,
     /// The addresses that were reserved, where there are any.
     pub(crate) reservation: Option<(u64, u64)>,

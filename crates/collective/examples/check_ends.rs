@@ -10,7 +10,7 @@ const N: usize = 1 << 20;
 /// The limit for a call whose other ranks do not come.
 const LIMIT: Duration = Duration::from_secs(2);
 /// How long the program waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
     let world = World::from_env()?;
@@ -41,7 +41,7 @@ fn failure(comm: &Comm) -> Result<(Error, Duration)> {
         if let Some(cause) = comm.failure() {
             return Ok((cause, begun.elapsed()));
         }
-        expect(begun.elapsed() < PATIENCE, "a communicator has no failure", &comm.name())?;
+        expect(begun.elapsed() < TIMEOUT, "a communicator has no failure", &comm.name())?;
         std::thread::sleep(Duration::from_micros(100));
     }
 }
@@ -59,7 +59,7 @@ fn alone(runtime: &Runtime) -> Result<()> {
 }
 
 fn end_of(stream: &Stream) -> Result<Result<()>> {
-    let end = stream.synchronize_timeout(PATIENCE);
+    let end = stream.synchronize_timeout(TIMEOUT);
     let hangs = matches!(&end, Err(Error::Timeout(text)) if text.contains("60"));
     expect(!hangs, "a stream hangs", &"after the end of its communicator")?;
     Ok(end)
@@ -67,10 +67,10 @@ fn end_of(stream: &Stream) -> Result<Result<()>> {
 
 /// NCCL takes calls of different counts, and completes them with wrong numbers.
 fn differ(world: &World, runtime: &Runtime) -> Result<()> {
-    let comm = world.comm(runtime, &CommConfig::new("differ").timeout(PATIENCE))?;
+    let comm = world.comm(runtime, &CommConfig::new("differ").timeout(TIMEOUT))?;
     let x = runtime.upload(&vec![1.0f32; N])?;
     comm.all_reduce(runtime.stream(), &x, Reduce::Sum)?;
-    world.barrier("differ", PATIENCE)?;
+    world.barrier("differ", TIMEOUT)?;
     let part = if world.rank() == 0 { x.slice(..N / 2) } else { x.slice(..) };
     comm.all_reduce(runtime.stream(), part, Reduce::Sum)?;
     let (cause, after) = failure(&comm)?;
@@ -83,7 +83,7 @@ fn differ(world: &World, runtime: &Runtime) -> Result<()> {
         &format!("  the stream of the calls: {}", if end.is_ok() { "sound" } else { "failed" }),
     );
     alone(runtime)?;
-    world.barrier("differed", PATIENCE)
+    world.barrier("differed", TIMEOUT)
 }
 
 /// A rank that does not call.
@@ -93,11 +93,11 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
     let last = world.rank() + 1 == world.size();
     let x = own.upload(&vec![1.0f32; N])?;
     own.stream().synchronize()?;
-    world.barrier("late", PATIENCE)?;
+    world.barrier("late", TIMEOUT)?;
     if last {
         let (cause, _) = failure(&comm)?;
         expect(matches!(cause, Error::PeerLost { .. }), "a rank that is late", &cause)?;
-        return world.barrier("was-late", PATIENCE);
+        return world.barrier("was-late", TIMEOUT);
     }
     let begun = Instant::now();
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
@@ -111,21 +111,21 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
         world,
         &format!("a rank that does not call: after {after:.2?} (limit {LIMIT:?}): {cause}"),
     );
-    world.barrier("was-late", PATIENCE)
+    world.barrier("was-late", TIMEOUT)
 }
 
 /// A graph whose communicator ends: launches that run fail, later ones are refused, and the driver
 /// keeps what the graph uses.
 fn graphs(world: &World, runtime: &Runtime) -> Result<()> {
     let own = runtime.create_stream()?.runtime();
-    let comm = world.comm(&own, &CommConfig::new("graph").timeout(PATIENCE))?;
+    let comm = world.comm(&own, &CommConfig::new("graph").timeout(TIMEOUT))?;
     let x = own.upload(&vec![1.0f32; N])?;
     let graph = own.record_graph(|recording| {
         (0..16).try_for_each(|_| comm.all_reduce(recording.stream(), &x, Reduce::Average))
     })?;
     graph.launch_on(own.stream())?;
     own.stream().synchronize()?;
-    world.barrier("graph", PATIENCE)?;
+    world.barrier("graph", TIMEOUT)?;
     if world.rank() == 0 {
         // The others do not launch.
         (0..3).try_for_each(|_| graph.launch_on(own.stream()).map(drop))?;
@@ -146,7 +146,7 @@ fn graphs(world: &World, runtime: &Runtime) -> Result<()> {
     alone(runtime)?;
     drop((graph, comm));
     alone(runtime)?;
-    world.barrier("graphs", PATIENCE)
+    world.barrier("graphs", TIMEOUT)
 }
 
 fn now() -> u128 {
@@ -156,19 +156,19 @@ fn now() -> u128 {
 /// The last rank is killed while the others wait for it.
 fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let own = runtime.create_stream()?.runtime();
-    let comm = world.comm(&own, &CommConfig::new("killed").timeout(PATIENCE))?;
+    let comm = world.comm(&own, &CommConfig::new("killed").timeout(TIMEOUT))?;
     let x = own.upload(&vec![1.0f32; N])?;
     let (other, y) = (own.create_stream()?, own.upload(&vec![1.0f32; N])?);
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
     own.stream().synchronize()?;
-    world.barrier("killed", PATIENCE)?;
+    world.barrier("killed", TIMEOUT)?;
     let last = world.size() - 1;
     if world.rank() == last {
         std::thread::sleep(Duration::from_millis(300));
         world.store().set("killed-at", now().to_string().as_bytes())?;
         let id = std::process::id().to_string();
         let _ = std::process::Command::new("kill").args(["-9", &id]).status();
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TIMEOUT);
     }
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
     other.copy(y.view(), x.view())?; // depends on the call
@@ -176,7 +176,7 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let named = now();
     let rank = matches!(cause, Error::PeerLost { rank, .. } if rank == last);
     expect(rank, "a rank that was killed", &cause)?;
-    let at = world.store().get("killed-at", PATIENCE)?;
+    let at = world.store().get("killed-at", TIMEOUT)?;
     let at: u128 = String::from_utf8_lossy(&at).parse().unwrap_or_default();
     let failed = own.stream().now().timeline().failure().is_some();
     let begun = Instant::now();

@@ -2,7 +2,7 @@
 //!
 //! This module must not know how any of it is used.
 
-use leasehold_alloc::DebugAids;
+use leasehold_alloc::DebugOptions;
 use leasehold_core::{Error, Result};
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ pub struct CpuConfig {
     pub streams: u32,
     /// Whether large blocks use huge pages. By default they do, if the system has huge pages.
     pub huge_pages: HugePages,
-    /// Debug aids that detect wrong uses of memory; all off by default.
-    pub debug: DebugAids,
+    /// Debug checks that detect wrong uses of memory; all off by default.
+    pub debug: DebugOptions,
     /// The entries of the memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
 }
@@ -50,7 +50,7 @@ impl Default for CpuConfig {
             host_spin: Duration::from_millis(1),
             streams: 256,
             huge_pages: HugePages::default(),
-            debug: DebugAids::default(),
+            debug: DebugOptions::default(),
             trace_events: 0,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! This module must not know how any of it is used.
 
-use leasehold_alloc::DebugAids;
+use leasehold_alloc::DebugOptions;
 use leasehold_core::{Error, Result};
 
 /// The source of device memory.
@@ -49,9 +49,9 @@ pub struct CudaConfig {
     /// waits, queries or synchronises then handles deferred work, host calls and completion. A host
     /// call runs on the thread that waits.
     pub inline: bool,
-    /// Debug aids that detect wrong uses of memory. All are off by default. The host cannot write
-    /// device memory, so aids that write have no effect on it.
-    pub debug: DebugAids,
+    /// Debug checks that detect wrong uses of memory. All are off by default. The host cannot write
+    /// device memory, so checks that write have no effect on it.
+    pub debug: DebugOptions,
     /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
 }
@@ -64,7 +64,7 @@ impl Default for CudaConfig {
             completion: CompletionSource::default(),
             signal_every: 64,
             inline: false,
-            debug: DebugAids::default(),
+            debug: DebugOptions::default(),
             trace_events: 0,
         }
     }

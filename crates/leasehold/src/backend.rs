@@ -22,7 +22,7 @@
 
 pub use leasehold_alloc::{
     Allocator, AllocatorConfig, Backing, BackingCaps, Bindings, BlockInfo, BlockState, Buffer,
-    Chunk, DebugAids, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard, Layout,
+    Chunk, DebugOptions, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard, Layout,
     LeakReport, Lifetime, LiveBuffer, On, Protection, Reclaimer, SYMBOLIC, Segment, Snapshot,
     TagTotal,
 };

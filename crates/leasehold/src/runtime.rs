@@ -245,7 +245,7 @@ impl Runtime {
     ///
     /// Blocks on the driver only when the pool must grow. If it cannot, waits for work that still
     /// uses free memory, provided that this memory is enough: for as long as the stream
-    /// [has patience](Stream::set_submit_timeout), 30 seconds at first.
+    /// [waits for room](Stream::set_submit_timeout), 30 seconds at first.
     ///
     /// Memory for another stream is the affair of that stream's runtime:
     ///

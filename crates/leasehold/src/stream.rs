@@ -260,7 +260,7 @@ impl Stream {
     /// [graph budget](crate::graph::GraphBudget) while the graphs that have it do not go on, and an
     /// [allocation](crate::Runtime::alloc) for work that still uses free memory.
     pub fn set_submit_timeout(&self, timeout: Duration) {
-        self.live.set_patience(timeout);
+        self.live.set_timeout(timeout);
     }
 
     /// Makes sure that everything submitted is on its way to the device. Does not block.

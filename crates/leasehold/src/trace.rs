@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use tracks::Tracks;
 
 /// The longest wait of [`Trace::stop`] for traced work.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest wait of the start for a moment of the device's clock.
 const ANCHOR: Duration = Duration::from_secs(1);
 /// The number of moments that are looked at, of which the one that took the least time is kept.
@@ -62,13 +62,13 @@ impl Trace {
     /// missing.
     #[must_use = "the events are lost when they are dropped"]
     pub fn stop(self) -> TraceEvents {
-        self.stop_within(PATIENCE)
+        self.stop_within(TIMEOUT)
     }
 
     /// As [`stop`](Self::stop), and waits no longer than this.
     #[must_use = "the events are lost when they are dropped"]
-    pub fn stop_within(self, patience: Duration) -> TraceEvents {
-        finish(&self.runtime, &self.tracks, patience)
+    pub fn stop_within(self, timeout: Duration) -> TraceEvents {
+        finish(&self.runtime, &self.tracks, timeout)
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn begin_if_asked(runtime: &Arc<RuntimeInner>) -> Result<()> {
 pub(crate) fn save_if_asked(runtime: &RuntimeInner) -> Result<()> {
     let Some(tracks) = runtime.tracks() else { return Ok(()) };
     let Some(file) = tracks.recorder.file() else { return Ok(()) };
-    finish(runtime, &tracks, PATIENCE).save(file)
+    finish(runtime, &tracks, TIMEOUT).save(file)
 }
 
 fn begin(runtime: &Arc<RuntimeInner>, file: Option<PathBuf>) -> Result<Arc<Tracks>> {
@@ -121,10 +121,10 @@ fn begin(runtime: &Arc<RuntimeInner>, file: Option<PathBuf>) -> Result<Arc<Track
     Ok(tracks)
 }
 
-fn finish(runtime: &RuntimeInner, tracks: &Arc<Tracks>, patience: Duration) -> TraceEvents {
+fn finish(runtime: &RuntimeInner, tracks: &Arc<Tracks>, timeout: Duration) -> TraceEvents {
     let recorder = &tracks.recorder;
     recorder.sample_now();
-    let deadline = Instant::now().checked_add(patience);
+    let deadline = Instant::now().checked_add(timeout);
     for track in tracks.all() {
         if let Some(value) = track.last() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));

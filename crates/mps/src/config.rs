@@ -1,7 +1,7 @@
 //! The configuration of the Metal backend.
 
 use crate::driver::types::Storage;
-use leasehold_alloc::DebugAids;
+use leasehold_alloc::DebugOptions;
 use leasehold_core::{Error, Result};
 
 /// The configuration of the Metal backend.
@@ -31,9 +31,9 @@ pub struct MpsConfig {
     /// No threads of the backend's own, for deterministic tests; false by default. The thread that
     /// waits, queries or synchronises then does their work.
     pub inline: bool,
-    /// Debug aids that detect wrong uses of memory. All are off by default. Aids that write have an
-    /// effect on shared storage only.
-    pub debug: DebugAids,
+    /// Debug checks that detect wrong uses of memory. All are off by default. Checks that write
+    /// have an effect on shared storage only.
+    pub debug: DebugOptions,
     /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
 }
@@ -49,7 +49,7 @@ impl Default for MpsConfig {
             signal_every: 256,
             storage: None,
             inline: false,
-            debug: DebugAids::default(),
+            debug: DebugOptions::default(),
             trace_events: 0,
         }
     }

@@ -99,11 +99,11 @@ impl System {
                 "--threads is for the CPU; {other} devices have their own"
             )));
         }
-        let aids = request.memory.debug;
+        let debug = request.memory.debug;
         let runtime = context.runtime(device).map_err(|e| {
-            if aids.any() && matches!(e, leasehold::Error::Unsupported(_)) {
+            if debug.any() && matches!(e, leasehold::Error::Unsupported(_)) {
                 let cure = "cuda devices have pass-through and quarantine, the CPU has all";
-                return Failure::misuse(format!("--memory-debug {aids}: {e}; {cure}"));
+                return Failure::misuse(format!("--memory-debug {debug}: {e}; {cure}"));
             }
             let named = e.to_string().contains(&device.to_string());
             let failure = Failure::from(e);
@@ -142,16 +142,16 @@ impl System {
     }
 }
 
-/// Refuses debug aids that a backend over a driver has not got.
+/// Refuses debug checks that a backend over a driver has not got.
 ///
 /// # Errors
 /// Guard granules on a GPU.
 pub fn check_aids(request: &Request) -> Result<(), Failure> {
     let backed = matches!(request.device.backend, BackendKind::Cuda | BackendKind::Mps);
     if backed && request.memory.debug.guard {
-        let (aids, device) = (request.memory.debug, request.device);
+        let (debug, device) = (request.memory.debug, request.device);
         return Err(Failure::misuse(format!(
-            "--memory-debug {aids}: {device} cannot put a block between guard granules; \
+            "--memory-debug {debug}: {device} cannot put a block between guard granules; \
              {} devices have pass-through and quarantine, the CPU has all",
             device.backend
         )));

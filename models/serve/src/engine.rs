@@ -76,8 +76,8 @@ impl Engine {
         loop {
             while self.jobs.is_empty() {
                 let asleep = self.batch.as_ref().is_none_or(|batch| batch.model().is_suspended());
-                let patience = self.idle.saturating_sub(self.used.elapsed());
-                match commands.recv_timeout(if asleep { Duration::MAX } else { patience }) {
+                let left = self.idle.saturating_sub(self.used.elapsed());
+                match commands.recv_timeout(if asleep { Duration::MAX } else { left }) {
                     Ok(command) => command(&mut self),
                     Err(RecvTimeoutError::Timeout) => {
                         // A device that cannot take the weights away keeps them.

@@ -54,7 +54,7 @@ pub enum Need {
     ForeignCalls,
     /// Device memory that keeps freed memory for reuse. Not available while each buffer comes
     /// directly from the driver
-    /// ([`DebugAids::pass_through`](leasehold::backend::DebugAids::pass_through)).
+    /// ([`DebugOptions::pass_through`](leasehold::backend::DebugOptions::pass_through)).
     Pooling,
 }
 

@@ -191,7 +191,7 @@ impl Env {
         let others = std::mem::take(&mut *other_backends.lock());
         backend.shutdown().map_err(left)?;
         // A thread of a communicator gives its leases back a moment after the last call.
-        let end = Instant::now() + filter.patience;
+        let end = Instant::now() + filter.timeout;
         others.into_iter().try_for_each(|other| {
             loop {
                 match other.shutdown() {
@@ -216,7 +216,7 @@ impl Env {
     fn all_over(&self) -> Outcome {
         // Streams of runtimes are not watched. Their failures are the case's responsibility.
         for device in std::iter::once(&self.device).chain(&*self.others.lock()) {
-            let _ = device.synchronize(Some(self.patience()));
+            let _ = device.synchronize(Some(self.timeout()));
         }
         // A failure is known before its submission is over and has dropped its leases.
         let timelines = self.watch.timelines.lock().clone();
@@ -314,8 +314,8 @@ impl Env {
     }
 
     /// The time limit of a single wait.
-    pub(crate) fn patience(&self) -> Duration {
-        self.filter.patience
+    pub(crate) fn timeout(&self) -> Duration {
+        self.filter.timeout
     }
 
     /// `full` repetitions when thorough, a tenth otherwise.
@@ -451,7 +451,7 @@ impl Env {
 
     /// Like [`wait`](Self::wait), with the backend's own error.
     pub(crate) fn try_wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Result<(), Error> {
-        stream.wait_host(value, Some(self.patience()))
+        stream.wait_host(value, Some(self.timeout()))
     }
 
     /// Blocks until all work that was submitted to a stream is over.
@@ -482,8 +482,8 @@ impl Env {
     pub(crate) fn until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
         let start = Instant::now();
         while !condition() {
-            if start.elapsed() > self.patience() {
-                return Err(Stop::Failed(format!("{what}: not after {:?}", self.patience())));
+            if start.elapsed() > self.timeout() {
+                return Err(Stop::Failed(format!("{what}: not after {:?}", self.timeout())));
             }
             self.nudge();
             std::thread::yield_now();
@@ -497,7 +497,7 @@ impl Env {
         loop {
             self.nudge();
             match point.timeline().wait(point.value(), Some(Duration::from_millis(2))) {
-                Err(Error::Timeout(_)) if start.elapsed() < self.patience() => {}
+                Err(Error::Timeout(_)) if start.elapsed() < self.timeout() => {}
                 other => return Ok(other?),
             }
         }
@@ -603,7 +603,7 @@ impl Env {
             native: shared.native(),
             access,
         };
-        let limit = u32::try_from(self.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
+        let limit = u32::try_from(self.timeout().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
         let bindings = [binding(0, Access::Read), binding(4, Access::Write)];
         let op = Dispatch {
             pipeline: kernel,

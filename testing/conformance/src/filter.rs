@@ -27,7 +27,7 @@ pub struct Filter {
     pub device: Option<DeviceId>,
     /// The time limit of a single wait.
     /// Default: 10 seconds.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The time limit of a case.
     /// Default: 60 seconds.
     pub limit: Duration,
@@ -48,7 +48,7 @@ impl Default for Filter {
             tag: None,
             wrap: None,
             device: None,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             limit: Duration::from_secs(60),
             thorough: false,
             isolation: None,

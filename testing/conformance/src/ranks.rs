@@ -39,7 +39,7 @@ impl Rank<'_> {
 
     /// The configuration of a communicator with this name.
     pub(crate) fn config(&self, name: &str) -> CommConfig {
-        CommConfig::new(name).ops(self.library.clone()).timeout(self.env.patience())
+        CommConfig::new(name).ops(self.library.clone()).timeout(self.env.timeout())
     }
 
     /// A communicator of all ranks.
@@ -61,7 +61,7 @@ impl Rank<'_> {
 
     /// Waits for the work of a stream, within the limit of a wait.
     pub(crate) fn drain(&self, stream: &Stream) -> Outcome {
-        Ok(stream.synchronize_timeout(self.env.patience())?)
+        Ok(stream.synchronize_timeout(self.env.timeout())?)
     }
 
     /// Reads memory in the order of the rank's stream.
@@ -88,7 +88,7 @@ impl Rank<'_> {
 
     /// Waits until all ranks have come here.
     pub(crate) fn meet(&self, name: &str) -> Outcome {
-        Ok(self.world.barrier(name, self.env.patience())?)
+        Ok(self.world.barrier(name, self.env.timeout())?)
     }
 
     /// Fails the case if a point settles within a few milliseconds.

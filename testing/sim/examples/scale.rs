@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const CALLS: u32 = 200;
 /// Calls of a recording.
 const RECORDED: u32 = 64;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Requests of all ranks by kind.
 #[derive(Debug, Default)]
@@ -115,14 +115,14 @@ fn rank(
     let x = runtime.zeros::<f32>(256)?;
     let stream = runtime.stream();
     comm.all_reduce(stream, &x, Reduce::Sum)?;
-    stream.synchronize_timeout(PATIENCE)?;
+    stream.synchronize_timeout(TIMEOUT)?;
     phase(&world, "eager")?;
     let by = own_time()?;
     for _ in 0..CALLS {
         comm.all_reduce(stream, &x, Reduce::Sum)?;
     }
     figures.eager = (own_time()? - by) / u64::from(CALLS);
-    stream.synchronize_timeout(PATIENCE)?;
+    stream.synchronize_timeout(TIMEOUT)?;
     let graph = runtime.record_graph(|recording| {
         (0..RECORDED).try_for_each(|_| comm.all_reduce(recording.stream(), &x, Reduce::Sum))
     })?;
@@ -130,7 +130,7 @@ fn rank(
     let by = own_time()?;
     graph.launch_on(stream)?;
     figures.launch = (own_time()? - by) / u64::from(RECORDED);
-    stream.synchronize_timeout(PATIENCE)?;
+    stream.synchronize_timeout(TIMEOUT)?;
     phase(&world, "idle")?;
     std::thread::sleep(Duration::from_secs(2));
     phase(&world, "lose")?;
@@ -149,7 +149,7 @@ fn rank(
         Err(e) => return Err(e),
     }
     while comm.failure().is_none() {
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > TIMEOUT {
             return Err(Error::other("a lost rank was not named"));
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -161,7 +161,7 @@ fn rank(
 fn measure(ranks: u32) -> Result<()> {
     let backend = Arc::new(SimBackend::new(MachineConfig::seed(7).devices(ranks, 1 << 22))?);
     let config =
-        CommConfig::new("scale").timeout(PATIENCE).ops(Arc::new(SimCollectives::of_sim(&backend)));
+        CommConfig::new("scale").timeout(TIMEOUT).ops(Arc::new(SimCollectives::of_sim(&backend)));
     let context = Context::with_backends(vec![backend.clone()]);
     let store = ThreadStore::new();
     let requests = Arc::new(Requests::default());
@@ -234,7 +234,7 @@ fn served(clients: u32) -> Result<f64> {
         let all: Vec<_> = (0..clients)
             .map(|_| {
                 scope.spawn(|| -> Result<()> {
-                    let store = TcpStore::connect(&place, None, PATIENCE)?;
+                    let store = TcpStore::connect(&place, None, TIMEOUT)?;
                     while begin.elapsed() < Duration::from_secs(2) {
                         store.presence(0)?;
                         done.fetch_add(1, Ordering::Relaxed);

@@ -12,9 +12,9 @@
 //!
 //! # Limits
 //! Nothing ends a call whose other ranks never come. A wait for such a call ends when nothing has
-//! run for the machine's patience
-//! ([`MachineConfig::patience`](crate::MachineConfig::patience)). Its error names the
-//! ranks. The patience must not be zero, because the ranks are threads. On simulated CUDA such a
+//! run for the machine's timeout
+//! ([`MachineConfig::timeout`](crate::MachineConfig::timeout)). Its error names the
+//! ranks. The timeout must not be zero, because the ranks are threads. On simulated CUDA such a
 //! wait needs a limit of its own; [`Monitor::waits`] then names the ranks.
 //!
 //! Calls that do not fit each other fail their streams, with `Mismatch`. On simulated CUDA the

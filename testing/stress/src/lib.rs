@@ -160,8 +160,8 @@ fn played(options: &Options, seed: u64) -> Result<(), Stop> {
         return ranks::played(options, n, seed);
     }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
-    let Options { target, faults, patience, border, .. } = options;
-    play::play(target, seed, *faults, Arc::new(plan), *patience, *border)
+    let Options { target, faults, timeout, border, .. } = options;
+    play::play(target, seed, *faults, Arc::new(plan), *timeout, *border)
 }
 
 /// The program of a seed as a Rust test.
@@ -231,13 +231,13 @@ fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> 
     let (program, plan) =
         generate::generate(seed, options.ops, options.threads, features(options, seed));
     // How often a program is tried before it counts as one that does not fail.
-    let patience =
-        if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };
+    let timeout =
+        if finding.hang { options.timeout.min(Duration::from_secs(3)) } else { options.timeout };
     let mut again = |program: &Program| {
         (0..TRIES).any(|_| {
             let plan = Arc::new(program.plan());
             let Options { target, faults, border, .. } = options;
-            let played = play::play(target, seed, *faults, plan, patience, *border);
+            let played = play::play(target, seed, *faults, plan, timeout, *border);
             matches!(played, Err(Stop::Found(_)))
         })
     };
@@ -293,8 +293,7 @@ mod tests {
             let mut options =
                 Options::new(Target::new(device.parse().unwrap(), device == "sim:0").unwrap());
             (options.ops, options.threads) = (150, 3);
-            (options.patience, options.shrink) =
-                (Duration::from_secs(120), Duration::from_secs(60));
+            (options.timeout, options.shrink) = (Duration::from_secs(120), Duration::from_secs(60));
             options.seed =
                 (0..50).find(|&seed| model::mistaken(|| run(&options, seed)).is_err()).unwrap();
             let seed = options.seed;

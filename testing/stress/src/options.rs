@@ -33,7 +33,7 @@ pub struct Options {
     /// Says whether calls fail. With ranks, commands come late instead.
     pub faults: bool,
     /// How long nothing may go on before that is a finding.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How long a failing program is made smaller.
     pub shrink: Duration,
 }
@@ -51,7 +51,7 @@ impl Options {
             ranks: None,
             border: Border::Rust,
             faults: false,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             shrink: Duration::from_secs(60),
         }
     }

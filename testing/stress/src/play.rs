@@ -464,13 +464,13 @@ fn spawn<T: Send + 'static>(
     thread.map_err(|e| Stop::Unable(format!("the system gives no more threads: {e}")))
 }
 
-/// Runs a plan on a target. `patience` is how long nothing may go on.
+/// Runs a plan on a target. `timeout` is how long nothing may go on.
 pub(crate) fn play(
     target: &Target,
     seed: u64,
     faults: bool,
     plan: Arc<Plan>,
-    patience: Duration,
+    timeout: Duration,
     border: Border,
 ) -> std::result::Result<(), Stop> {
     let bench = target
@@ -485,8 +485,8 @@ pub(crate) fn play(
         let now = watch.steps();
         if now != last.0 {
             last = (now, Instant::now());
-        } else if last.1.elapsed() > patience {
-            watch.find(format!("nothing went on for {patience:?}{}", waits()), true);
+        } else if last.1.elapsed() > timeout {
+            watch.find(format!("nothing went on for {timeout:?}{}", waits()), true);
             // Its threads cannot be ended.
             let finding = watch.finding.lock().clone();
             return Err(finding.map_or_else(|| Stop::plain("a hang"), Stop::Found));

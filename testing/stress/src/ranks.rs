@@ -56,7 +56,7 @@ pub mod prelude {
 
 impl Program {
     /// Plays the program on a target. The seed is the machine's, if that is simulated. With
-    /// faults, commands come late. `patience` is how long nothing may go on.
+    /// faults, commands come late. `timeout` is how long nothing may go on.
     ///
     /// # Errors
     /// The finding. It also says so if the devices cannot be opened or a thread is refused.
@@ -65,9 +65,9 @@ impl Program {
         target: &Target,
         seed: u64,
         faults: bool,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), Finding> {
-        play::play(target, seed, faults, self.plan(), patience).map_err(Stop::into_finding)
+        play::play(target, seed, faults, self.plan(), timeout).map_err(Stop::into_finding)
     }
 }
 
@@ -79,15 +79,15 @@ pub(crate) fn program(options: &Options, ranks: u32, seed: u64) -> Program {
 /// Plays the program of a seed.
 pub(crate) fn played(options: &Options, ranks: u32, seed: u64) -> Result<(), Stop> {
     let (_, plan) = generate::generate(seed, options.ops, ranks, &options.target.elements());
-    play::play(&options.target, seed, options.faults, plan, options.patience)
+    play::play(&options.target, seed, options.faults, plan, options.timeout)
 }
 
 /// The smallest program found within the time that fails, as the steps that have a meaning.
 pub(crate) fn small(options: &Options, ranks: u32, seed: u64, within: Duration) -> Program {
     let program = program(options, ranks, seed);
-    let patience = options.patience.min(Duration::from_secs(3));
+    let timeout = options.timeout.min(Duration::from_secs(3));
     let fails = |program: &Program| {
-        let played = play::play(&options.target, seed, options.faults, program.plan(), patience);
+        let played = play::play(&options.target, seed, options.faults, program.plan(), timeout);
         matches!(played, Err(Stop::Found(_)))
     };
     let small = if within.is_zero() { program } else { shrink::shrink(program, within, fails) };
@@ -120,7 +120,7 @@ pub(crate) fn print(options: &Options, seed: u64, program: &Program, why: &str) 
         text,
         "    program.run(&target, {seed}, {}, Duration::from_secs({})).unwrap();\n}}",
         options.faults,
-        options.patience.as_secs().max(1)
+        options.timeout.as_secs().max(1)
     );
     text
 }
@@ -141,7 +141,7 @@ mod tests {
     fn a_failing_program_of_ranks_is_shrunk_to_the_call_that_shows_the_mistake() {
         let mut options = Options::new(Target::new("cpu:0".parse().unwrap(), false).unwrap());
         (options.ops, options.ranks) = (120, Some(3));
-        (options.patience, options.shrink) = (Duration::from_secs(120), Duration::from_secs(60));
+        (options.timeout, options.shrink) = (Duration::from_secs(120), Duration::from_secs(60));
         options.seed =
             (0..50).find(|&seed| model::mistaken(|| run(&options, seed)).is_err()).unwrap();
         let seed = options.seed;

@@ -112,7 +112,7 @@ const MEMORY: u64 = 1 << 30;
 /// Bytes of a rank's simulated device.
 const RANK_MEMORY: u64 = 1 << 28;
 /// How long a wait of a simulated machine goes on without a command that can run.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Target {
     /// A device as it is named.
@@ -173,10 +173,10 @@ impl Target {
     }
 
     /// A fresh backend of the device's kind; the ranks' devices are of one machine.
-    fn make(&self, seed: u64, devices: u32, memory: u64, patience: Duration) -> Result<Made> {
+    fn make(&self, seed: u64, devices: u32, memory: u64, timeout: Duration) -> Result<Made> {
         #[cfg(feature = "sim")]
-        let config = || machine_config(seed).devices(devices, memory).patience(patience);
-        let _ = (seed, devices, memory, patience);
+        let config = || machine_config(seed).devices(devices, memory).timeout(timeout);
+        let _ = (seed, devices, memory, timeout);
         Ok(match self.device.backend {
             #[cfg(feature = "sim")]
             BackendKind::Sim => {
@@ -243,7 +243,7 @@ impl Target {
     /// The driver's own.
     pub fn open(&self, seed: u64, faults: bool) -> Result<Bench> {
         let weather = self.weather(seed, faults);
-        let made = self.make(seed, 2, MEMORY, PATIENCE)?;
+        let made = self.make(seed, 2, MEMORY, TIMEOUT)?;
         #[cfg(feature = "sim")]
         let mut machine = made.machine;
         let mut backends = vec![made.backend];
@@ -312,7 +312,7 @@ impl Target {
     }
 
     /// A fresh backend with a device for each rank from the target's own on. On the CPU the ranks
-    /// share one. Waits of a simulated machine end after `patience`. With faults, commands come
+    /// share one. Waits of a simulated machine end after `timeout`. With faults, commands come
     /// late or in another order.
     ///
     /// # Errors
@@ -322,13 +322,13 @@ impl Target {
         seed: u64,
         faults: bool,
         ranks: u32,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<RankBench> {
         self.has_collectives()?;
         let weather = if faults { Weather::Late } else { Weather::Fair };
         let first = self.device.ordinal;
         let shared = self.device.backend == BackendKind::Cpu;
-        let made = self.make(seed, first.saturating_add(ranks).max(2), RANK_MEMORY, patience)?;
+        let made = self.make(seed, first.saturating_add(ranks).max(2), RANK_MEMORY, timeout)?;
         let context = Context::with_backends(vec![made.backend]);
         let kernels = Self::kernels(self.device)?;
         let mut runtimes = Vec::new();

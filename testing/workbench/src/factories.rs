@@ -6,7 +6,7 @@
 use crate::simulated;
 #[cfg(feature = "cuda")]
 use leasehold::Error;
-use leasehold::backend::DebugAids;
+use leasehold::backend::DebugOptions;
 use leasehold::backend::{Backend, KernelDesc};
 use leasehold::{BackendKind, DeviceId};
 #[cfg(feature = "cuda")]
@@ -44,9 +44,9 @@ const NCCL: [Expectation; 2] = [
     Expectation { case: 204, reason: "NCCL does not say which rank has not come" },
 ];
 
-/// The vendor's driver, with these debug aids.
+/// The vendor's driver, with these debug checks.
 #[cfg(feature = "cuda")]
-pub(crate) struct Cuda(pub(crate) DebugAids);
+pub(crate) struct Cuda(pub(crate) DebugOptions);
 
 #[cfg(feature = "cuda")]
 impl Factory for Cuda {
@@ -96,7 +96,7 @@ fn ranks_machine(seed: u64, most: u32) -> MachineConfig {
 #[cfg(feature = "cuda")]
 pub(crate) struct SimulatedCuda {
     pub(crate) seed: u64,
-    pub(crate) aids: DebugAids,
+    pub(crate) debug: DebugOptions,
 }
 
 #[cfg(feature = "cuda")]
@@ -109,7 +109,7 @@ impl SimulatedCuda {
         &self,
         machine: MachineConfig,
     ) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_sim::cuda::SimDriver>)> {
-        let config = CudaConfig::default().debug(self.aids);
+        let config = CudaConfig::default().debug(self.debug);
         let (backend, driver) = simulated::cuda(machine, config)?;
         conformance::ring(driver.machine(), &driver)?;
         Ok((Arc::new(backend), driver))
@@ -143,9 +143,9 @@ impl Factory for SimulatedCuda {
     }
 }
 
-/// Metal of the system, with these debug aids.
+/// Metal of the system, with these debug checks.
 #[cfg(feature = "mps")]
-pub(crate) struct Mps(pub(crate) DebugAids);
+pub(crate) struct Mps(pub(crate) DebugOptions);
 
 #[cfg(feature = "mps")]
 impl Factory for Mps {
@@ -163,13 +163,13 @@ impl Factory for Mps {
 #[cfg(feature = "mps")]
 pub(crate) struct SimulatedMps {
     pub(crate) seed: u64,
-    pub(crate) aids: DebugAids,
+    pub(crate) debug: DebugOptions,
 }
 
 #[cfg(feature = "mps")]
 impl SimulatedMps {
     fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_sim::mps::SimDriver>)> {
-        let config = MpsConfig::default().debug(self.aids);
+        let config = MpsConfig::default().debug(self.debug);
         let (backend, driver) = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
         conformance::ring(driver.machine(), &driver)?;
         Ok((Arc::new(backend), driver))
@@ -259,7 +259,7 @@ mod tests {
     }
 
     fn pass_through() -> SimulatedCuda {
-        SimulatedCuda { seed: SEED, aids: "pass-through".parse().unwrap() }
+        SimulatedCuda { seed: SEED, debug: "pass-through".parse().unwrap() }
     }
 
     fn calls(machine: &Monitor, name: &str) -> u64 {

@@ -45,7 +45,7 @@ pub(crate) fn open(request: &Request, seed: u64) -> Result<System, Failure> {
             (Arc::new(backend), driver.machine().clone(), None)
         }
         BackendKind::Sim => {
-            unaided(device, request.memory)?;
+            no_debug_checks(device, request.memory)?;
             let backend = SimBackend::new(machine(operators()?))?;
             let library: Arc<dyn CollectiveOps> = Arc::new(SimCollectives::of_sim(&backend));
             let monitor = backend.machine().clone();
@@ -71,11 +71,11 @@ fn races(machine: &Monitor) -> Result<(), Failure> {
 }
 
 /// Refuses settings that a plain simulated device would ignore.
-pub(crate) fn unaided(device: DeviceId, options: AllocatorOptions) -> Result<(), Failure> {
+pub(crate) fn no_debug_checks(device: DeviceId, options: AllocatorOptions) -> Result<(), Failure> {
     if options.debug.any() {
-        let aids = options.debug;
+        let debug = options.debug;
         return Err(Failure::misuse(format!(
-            "memory debug aids ({aids}): {device} has none; cuda:0 --sim has"
+            "memory debug checks ({debug}): {device} has none; cuda:0 --sim has"
         )));
     }
     if options.trace_events > 0 {

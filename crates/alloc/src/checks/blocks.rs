@@ -44,15 +44,15 @@ impl DebugChecks {
     }
 
     fn alloc_checked(&self, below: &Inner, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let aids = self.aids;
-        if !aids.any() {
+        let debug = self.debug;
+        if !debug.any() {
             return below.alloc_block(layout, on);
         }
-        let Some(size) = layout.size.checked_add(aids.red_zone) else {
+        let Some(size) = layout.size.checked_add(debug.red_zone) else {
             return Err(below.refuse(layout));
         };
         let whole = Layout { size, ..layout };
-        let (lease, side) = if aids.direct() {
+        let (lease, side) = if debug.direct() {
             self.alloc_direct(below, whole, layout.size, on)?
         } else {
             let lease = below.alloc_block(whole, on)?;
@@ -60,19 +60,19 @@ impl DebugChecks {
             let placement = row.placement();
             let core = below.core.lock();
             let usable = core.store.bytes(placement);
-            below.add_live(-(aids.red_zone as i64));
+            below.add_live(-(debug.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
             (lease, Side { source: Source::Store(placement), usable })
         };
         self.sides.lock().insert(lease.header().index(), side);
         let (addr, len, backing) = (lease.addr(), layout.size, &below.supply.backing);
-        if aids.poison {
+        if debug.poison {
             // SAFETY: the block is fresh and committed, the allocator's only; nobody has its lease
             // yet.
             unsafe { backing.fill(addr, len, POISON_FRESH) }?;
         }
-        if aids.red_zone > 0 {
+        if debug.red_zone > 0 {
             // SAFETY: the zone behind the length belongs to the fresh block, whose usable bytes are
             // committed.
             unsafe { backing.fill(addr + len, side.usable - len, RED_ZONE) }?;
@@ -143,7 +143,7 @@ impl DebugChecks {
     fn take_direct(&self, supply: &Supply, whole: Layout) -> Result<(u64, Chunk, Source)> {
         let (backing, granule) = (&supply.backing, supply.caps.granule);
         let align = whole.align.max(MIN_ALIGN);
-        if !self.aids.guard {
+        if !self.debug.guard {
             let chunk = supply.take(whole.size, || {
                 let chunk = backing.exact(whole.size, align)?;
                 // The bytes that rounding took beyond the request were not reserved yet.
@@ -186,7 +186,7 @@ impl DebugChecks {
         let (tag, stream) = (buffer.tag(), buffer.home_timeline());
         let side = self.sides.lock().remove(&row.header.index());
         let Some(side) = side else { return below.free_shared_slow(row) };
-        // The aids keep lists of their own, on the host's memory.
+        // The checks keep lists of their own, on the host's memory.
         let uses = buffer.uses().into_boxed_slice();
         buffer.reset();
         {

@@ -1,8 +1,8 @@
-//! Debug aids: each finds the defect that is planted, and is silent without it.
+//! Debug checks: each finds the defect that is planted, and is silent without it.
 
 use crate::{Bench, MIB, given_back};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, DebugAids, Finding, FindingKind,
+    Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, DebugOptions, Finding, FindingKind,
     Layout, On, POISON_FREED, POISON_FRESH, RED_ZONE,
 };
 use leasehold_core::sync::{Arc, Mutex};
@@ -113,9 +113,9 @@ unsafe impl Backing for Contents {
     }
 }
 
-fn aided(text: &str, fake: FakeBacking) -> (Bench, Contents) {
+fn checked(text: &str, fake: FakeBacking) -> (Bench, Contents) {
     let contents = Contents::new(fake.clone());
-    let debug: DebugAids = text.parse().expect("debug aids");
+    let debug: DebugOptions = text.parse().expect("debug checks");
     let config = AllocatorConfig { debug, ..AllocatorConfig::default() };
     let allocator = Allocator::new(Box::new(contents.clone()), config).expect("an allocator");
     (
@@ -137,7 +137,7 @@ fn fakes() -> [FakeBacking; 2] {
 fn found_after(text: &str, len: u64, defect: impl Fn(&Bench, &Contents, u64)) -> Vec<Finding> {
     let mut found = Vec::new();
     for fake in fakes() {
-        let (b, memory) = aided(text, fake);
+        let (b, memory) = checked(text, fake);
         let held: Vec<_> = [1, 300, 4096, 70_000].map(|n| b.take(n)).into();
         for h in &held {
             assert!(memory.write(h.addr(), 1) && memory.write(h.addr() + h.len() - 1, 2));
@@ -222,7 +222,7 @@ fn a_quarantine_finds_a_write_after_the_free() {
 
 #[test]
 fn fresh_memory_is_poisoned_and_reused_memory_too() {
-    let (b, m) = aided("poison", FakeBacking::new(1 << 30));
+    let (b, m) = checked("poison", FakeBacking::new(1 << 30));
     for round in 0..2 {
         let buffer = b.take(1000);
         for i in [0, 500, 999] {
@@ -230,7 +230,7 @@ fn fresh_memory_is_poisoned_and_reused_memory_too() {
             assert!(m.write(buffer.addr() + i, 3));
         }
     }
-    let (b, m) = aided("red-zone=16", FakeBacking::new(1 << 30));
+    let (b, m) = checked("red-zone=16", FakeBacking::new(1 << 30));
     let buffer = b.take(1000);
     assert_eq!((m.read(buffer.addr() + 999), m.read(buffer.addr() + 1000)), (0, RED_ZONE));
     assert_eq!((buffer.len(), b.allocator.stats().live_bytes), (1000, 1000));
@@ -238,7 +238,7 @@ fn fresh_memory_is_poisoned_and_reused_memory_too() {
 
 #[test]
 fn a_quarantine_keeps_memory_from_reuse_until_it_is_full() {
-    let (b, _) = aided("quarantine=4K", FakeBacking::new(1 << 30));
+    let (b, _) = checked("quarantine=4K", FakeBacking::new(1 << 30));
     let mut seen = vec![b.take(1024).addr()];
     // Each free brings 1 KiB; the first one's block comes back when the fifth goes in.
     for _ in 0..4 {
@@ -249,7 +249,7 @@ fn a_quarantine_keeps_memory_from_reuse_until_it_is_full() {
     assert_eq!(b.allocator.stats().held_back, 4096);
     assert_eq!(b.take(1024).addr(), seen[0]);
     // Memory that runs out takes it back.
-    let (b, _) = aided("quarantine=1G", FakeBacking::new(8 * MIB));
+    let (b, _) = checked("quarantine=1G", FakeBacking::new(8 * MIB));
     for _ in 0..10 {
         drop(b.take(5 * MIB));
     }
@@ -261,7 +261,7 @@ fn a_guard_faults_behind_the_end_and_after_the_free() {
         FakeBacking::new(1 << 30),
         FakeBacking::with_caps(BackingCaps { reserve: true, ..BackingCaps::default() }),
     ] {
-        let (b, m) = aided("guard,quarantine=64M", fake);
+        let (b, m) = checked("guard,quarantine=64M", fake);
         for len in [256, 4096, 2 * MIB, 3 * MIB + 256] {
             let buffer = b.take(len);
             let at = buffer.addr();
@@ -292,7 +292,7 @@ fn a_guard_faults_behind_the_end_and_after_the_free() {
 #[test]
 fn a_request_beyond_the_budget_is_over_it_with_and_without_aids() {
     for text in ["poison", "pass-through", "guard"] {
-        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let (b, _) = checked(text, FakeBacking::new(1 << 30));
         b.allocator.set_budget(8 << 20);
         let refused = b.alloc((8 << 20) + 1);
         assert!(matches!(refused, Err(Error::OverBudget { .. })), "{text}: {refused:?}");
@@ -304,7 +304,7 @@ fn a_request_beyond_the_budget_is_over_it_with_and_without_aids() {
 
 #[test]
 fn pass_through_makes_one_driver_call_per_allocation_and_one_per_free() {
-    let (b, _) = aided("pass-through", FakeBacking::new(1 << 30));
+    let (b, _) = checked("pass-through", FakeBacking::new(1 << 30));
     for n in 1..=20 {
         drop(b.take(n * 100_000));
         assert_eq!(b.fake.count(Call::Commit), n);
@@ -320,7 +320,7 @@ fn pass_through_makes_one_driver_call_per_allocation_and_one_per_free() {
 #[test]
 fn aids_respect_the_budget_and_reclaimers() {
     for text in ["pass-through", "guard", "all"] {
-        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let (b, _) = checked(text, FakeBacking::new(1 << 30));
         b.allocator.set_budget(16 * MIB);
         let held = Arc::new(Mutex::new(vec![b.take(5 * MIB), b.take(5 * MIB)]));
         match b.alloc(8 * MIB) {
@@ -345,7 +345,7 @@ fn aids_respect_the_budget_and_reclaimers() {
 fn a_panicking_reclaimer_is_not_called_again_with_aids_either() {
     use leasehold_core::sync::atomic::{AtomicU32, Ordering};
     for text in ["pass-through", "guard", "all"] {
-        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let (b, _) = checked(text, FakeBacking::new(1 << 30));
         b.allocator.set_budget(16 * MIB);
         let held = b.take(10 * MIB);
         let calls = Arc::new(AtomicU32::new(0));
@@ -370,7 +370,7 @@ fn a_panicking_reclaimer_is_not_called_again_with_aids_either() {
 #[test]
 fn aids_that_a_backing_cannot_serve_are_refused() {
     let refused = |fake: FakeBacking, text: &str| {
-        let debug = text.parse().expect("debug aids");
+        let debug = text.parse().expect("debug checks");
         let config = AllocatorConfig { debug, name: "x".into(), ..AllocatorConfig::default() };
         match Allocator::new(Box::new(fake), config) {
             Err(e @ Error::Unsupported(_)) => e.to_string(),
@@ -387,7 +387,7 @@ fn aids_that_a_backing_cannot_serve_are_refused() {
 #[test]
 fn leases_of_an_aided_allocator_may_outlive_it() {
     for text in ["all", "guard", "pass-through,quarantine=1M"] {
-        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let (b, _) = checked(text, FakeBacking::new(1 << 30));
         let (x, y) = (b.take(1000), b.take(1000));
         // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
         unsafe { x.mark_write(b.stream.submit().expect("a value")) };
@@ -403,7 +403,7 @@ fn leases_of_an_aided_allocator_may_outlive_it() {
 #[test]
 fn graph_arenas_work_with_aids() {
     for text in ["all", "pass-through"] {
-        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let (b, _) = checked(text, FakeBacking::new(1 << 30));
         let arena = b.allocator.arena().expect("an arena");
         let x = arena.alloc(Layout::new(4 * MIB)).expect("a symbolic buffer");
         let used =
@@ -422,7 +422,7 @@ fn graph_arenas_work_with_aids() {
 #[test]
 fn threads_share_an_aided_allocator_and_outlive_it() {
     for text in ["all", "quarantine=64K", "pass-through"] {
-        let (b, m) = aided(text, FakeBacking::new(1 << 30));
+        let (b, m) = checked(text, FakeBacking::new(1 << 30));
         std::thread::scope(|scope| {
             for t in 0..3u64 {
                 let (allocator, m) = (b.allocator.clone(), m.clone());

@@ -122,7 +122,7 @@ fn snapshots_show_aids_graphs_and_thread_caches() {
     };
     assert!(states(&b.allocator.snapshot()).contains(&BlockState::Cached), "in a thread cache");
     let config = AllocatorConfig {
-        debug: "quarantine=1M".parse().expect("aids"),
+        debug: "quarantine=1M".parse().expect("debug checks"),
         ..AllocatorConfig::default()
     };
     let b = Bench::with(FakeBacking::new(1 << 30), config);
@@ -131,8 +131,10 @@ fn snapshots_show_aids_graphs_and_thread_caches() {
     let held =
         states(&b.allocator.snapshot()).iter().filter(|&&s| s == BlockState::HeldBack).count();
     assert_eq!(held, 2);
-    let config =
-        AllocatorConfig { debug: "guard".parse().expect("aids"), ..AllocatorConfig::default() };
+    let config = AllocatorConfig {
+        debug: "guard".parse().expect("debug checks"),
+        ..AllocatorConfig::default()
+    };
     let b = Bench::with(FakeBacking::new(1 << 30), config);
     let x = b.take(1000);
     agrees(&b, &[x]);
@@ -338,7 +340,7 @@ fn python_and_the_viewer_read_the_pickles() {
             write(&b, &format!("{kind}-{events}-end"));
         }
     }
-    let debug = "pass-through,quarantine=1M".parse().expect("aids");
+    let debug = "pass-through,quarantine=1M".parse().expect("debug checks");
     let b = Bench::with(
         FakeBacking::new(1 << 32),
         AllocatorConfig { debug, trace_events: 999, ..Default::default() },

@@ -492,8 +492,8 @@ impl Client {
     }
 
     fn open(&self, until: Option<Instant>) -> Result<Framed, Refusal> {
-        let patience = slice(until, HANDSHAKE).max(Duration::from_millis(100));
-        let mut framed = Framed::new(TcpStream::connect_timeout(&self.at, patience)?)?;
+        let timeout = slice(until, HANDSHAKE).max(Duration::from_millis(100));
+        let mut framed = Framed::new(TcpStream::connect_timeout(&self.at, timeout)?)?;
         framed.say(&format!("{GREETING} {}", self.token), &[])?;
         let until = Instant::now().checked_add(HANDSHAKE);
         match framed.line(until, HANDSHAKE) {

@@ -126,7 +126,7 @@ pub unsafe trait TimelineSource: Send + Sync {
 
     /// How long an allocation for this timeline may wait in all, on the host, for work that still
     /// uses free memory. That work may wait for the very thread that allocates.
-    fn patience(&self) -> Duration {
+    fn timeout(&self) -> Duration {
         Duration::from_secs(30)
     }
 }

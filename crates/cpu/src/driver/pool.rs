@@ -49,11 +49,11 @@ pub(crate) fn enter_device_thread() {
 }
 
 /// A thread's scratch memory, in cache lines.
-struct Scratch(UnsafeCell<Vec<Line>>);
+struct Scratch(UnsafeCell<Vec<CacheLine>>);
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
 /// Calls `f` with `bytes` bytes of scratch memory of this thread, aligned to 64 bytes. The memory
 /// is kept for the next call. The call allocates only if this thread never used as many bytes

@@ -1,13 +1,13 @@
-//! Debug aids on real memory: the allocator or the processor detects planted defects, and work
+//! Debug checks on real memory: the allocator or the processor detects planted defects, and work
 //! without defects passes.
 
 use crate::common::*;
-use leasehold_alloc::{DebugAids, FindingKind, Layout, On, POISON_FRESH};
+use leasehold_alloc::{DebugOptions, FindingKind, Layout, On, POISON_FRESH};
 use leasehold_cpu::CpuConfig;
 use leasehold_hal::{Fill, MemoryKind, Op};
 
-fn aided(text: &str) -> Rig {
-    rig_with(CpuConfig::threads(2).debug(text.parse::<DebugAids>().unwrap()).trace_events(256))
+fn checked(text: &str) -> Rig {
+    rig_with(CpuConfig::threads(2).debug(text.parse::<DebugOptions>().unwrap()).trace_events(256))
 }
 
 /// Fills `bytes` bytes of a buffer of `len` bytes on the stream, from byte `from` on. Frees the
@@ -31,7 +31,7 @@ fn fill(rig: &Rig, len: u64, from: u64, bytes: u64) -> u64 {
 fn a_stream_that_writes_too_far_is_found() {
     for text in ["all", "red-zone=128", "red-zone,pass-through"] {
         for len in [100, 70_000] {
-            let rig = aided(text);
+            let rig = checked(text);
             let memory = rig.device.memory(MemoryKind::Device).unwrap();
             fill(&rig, len, 0, len);
             finish(&rig.stream).unwrap();
@@ -52,7 +52,7 @@ fn a_stream_that_writes_too_far_is_found() {
 
 #[test]
 fn a_write_after_the_free_is_found_and_fresh_memory_is_poisoned() {
-    let rig = aided("all");
+    let rig = checked("all");
     let memory = rig.device.memory(MemoryKind::Device).unwrap();
     let fresh = rig.buffer(1000);
     // SAFETY: the address is within the buffer, which no stream uses.
@@ -77,7 +77,7 @@ fn a_write_after_the_free_is_found_and_fresh_memory_is_poisoned() {
 #[test]
 fn a_guard_stops_the_process_at_the_wrong_byte() {
     if let Ok(defect) = std::env::var("LEASEHOLD_TEST_GUARD") {
-        let rig = aided("guard,quarantine=64M");
+        let rig = checked("guard,quarantine=64M");
         let memory = rig.device.memory(MemoryKind::Device).unwrap();
         let buffer = rig.buffer(4096);
         let mut at = buffer.addr();
@@ -137,7 +137,7 @@ fn a_second_source_of_memory_serves_an_allocator_of_ones_own() {
 /// Memory of the process's heap may hold the bytes of freed objects, which are no values to read.
 #[test]
 fn pass_through_memory_is_zero_at_first() {
-    let rig = aided("pass-through");
+    let rig = checked("pass-through");
     for _ in 0..4 {
         drop(std::hint::black_box(vec![0xabu8; 42_000]));
     }

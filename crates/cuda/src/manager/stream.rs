@@ -1,7 +1,8 @@
 //! Streams: a pool that recycles idle streams without a failure.
 //!
-//! A stream that is dropped with work pending goes to the retire list. The watcher publishes the
-//! end of its work, and then the pool lends the stream again. A failed stream is destroyed.
+//! A stream that is dropped with work pending goes to the retire list. The completion thread
+//! publishes the end of its work, and then the pool lends the stream again. A failed stream is
+//! destroyed.
 //!
 //! This module must not know what streams run.
 

@@ -138,7 +138,7 @@ impl<N: DriverStream> StreamCore<N> {
         self.owner.learn(point);
         if matches!(point.timeline().check(point.value()), Ok(false)) {
             let over = self.core.tables.note_wait(point, &self.me);
-            over.iter().for_each(|stream| stream.watch());
+            over.iter().for_each(|stream| stream.enlist());
         }
     }
 
@@ -190,7 +190,7 @@ impl<N: DriverStream> StreamCore<N> {
                     drop(state);
                     self.progress(progressed);
                     if let (Some(stream), Some(job)) = (self.me.upgrade(), rest) {
-                        self.core.watch.call(stream, job);
+                        self.core.threads.call(stream, job);
                     }
                     return;
                 }
@@ -213,7 +213,7 @@ impl<N: DriverStream> StreamCore<N> {
         self.note_unsignalled(signalled);
         self.progress(progressed);
         if attention {
-            self.watch();
+            self.enlist();
         }
         if self.timeline().failed(VALUE_LIMIT) {
             self.finish_failed();
@@ -279,7 +279,7 @@ impl<N: DriverStream> StreamCore<N> {
                 Ok(Next::Give(preparation)) => {
                     let mut state = self.state.lock();
                     if !self.native().reserve() {
-                        // The watcher tries again. A wait is resolved again then.
+                        // The completion thread tries again. A wait is resolved again then.
                         state.blocked_on = BlockedOn::Room;
                         drop(state);
                         if let Some(Preparation::Driver(own)) = preparation {
@@ -328,7 +328,8 @@ impl<N: DriverStream> StreamCore<N> {
                 None => true,
             };
             if is {
-                // The timeline shows the outcome, and the watcher checks the timeline again.
+                // The timeline shows the outcome, and the completion thread checks the timeline
+                // again.
                 let _ = p.timeline().wait(p.value(), Some(Duration::ZERO));
             }
             is
@@ -355,14 +356,14 @@ impl<N: DriverStream> StreamCore<N> {
             if !over {
                 if state.fence.is_none() {
                     let flag = Arc::new(AtomicBool::new(false));
-                    let (set, waker) = (flag.clone(), self.core.watch.waker());
+                    let (set, waker) = (flag.clone(), self.core.threads.waker());
                     let call = Box::new(move || {
                         set.store(true, Ordering::Release);
                         waker.wake();
                     });
                     match self.native().host_function(call) {
                         Ok(()) => {}
-                        // The set flag makes the watcher look again soon.
+                        // The set flag makes the completion thread look again soon.
                         Err(Error::Occupied { .. }) => flag.store(true, Ordering::Release),
                         Err(e) => return Err(e),
                     }
@@ -386,8 +387,8 @@ impl<N: DriverStream> StreamCore<N> {
             }
             None => {
                 // Another thread is running the actions, and does not know that this job waits for
-                // them. Or a wait for another stream is not over. The set flag makes the watcher
-                // check again soon.
+                // them. Or a wait for another stream is not over. The set flag makes the completion
+                // thread check again soon.
                 self.state.lock().fence = Some(Arc::new(AtomicBool::new(true)));
                 Ok(Next::Blocked)
             }
@@ -522,8 +523,8 @@ impl<N: DriverStream> StreamCore<N> {
         self.finish_failed();
     }
 
-    /// Serves a stream on behalf of the watcher: resumes its jobs and publishes its values. Returns
-    /// whether the stream made progress.
+    /// Serves a stream on behalf of the completion thread: resumes its jobs and publishes its
+    /// values. Returns whether the stream made progress.
     pub(crate) fn serve(&self, look: bool) -> bool {
         let timeline = self.timeline();
         let before = (timeline.completed(), self.issued.load(Ordering::Acquire));

@@ -6,7 +6,7 @@ use crate::engine::driver::{DriverDevice, DriverStream};
 use crate::engine::partitions::StreamKey;
 use crate::engine::state::StreamCore;
 use crate::engine::tables::Tables;
-use crate::engine::watch::Watch;
+use crate::engine::threads::Threads;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Result, Timepoint};
 use std::fmt;
@@ -17,8 +17,8 @@ impl<N: DriverStream> Engine<N> {
     /// An engine without streams. `tables` are those of the whole backend.
     #[must_use]
     pub fn new(device: Arc<N::Device>, tables: Arc<Tables<N>>, config: EngineConfig) -> Arc<Self> {
-        let watch = Watch::new(device.id(), config.inline, device.poll_interval());
-        Arc::new(Self { device, tables, config, watch, streams: Mutex::new(Vec::new()) })
+        let threads = Threads::new(device.id(), config.inline, device.poll_interval());
+        Arc::new(Self { device, tables, config, threads, streams: Mutex::new(Vec::new()) })
     }
 
     /// Makes a stream with a timeline of its own. May block on the driver.
@@ -61,7 +61,7 @@ impl<N: DriverStream> Engine<N> {
 
     /// Tells the engine's threads to end when they have no more work. Does not block.
     pub fn close(&self) {
-        self.watch.close();
+        self.threads.close();
     }
 
     /// Ends the engine's threads, after the shutdown of the managers with this outcome.
@@ -81,13 +81,13 @@ impl<N: DriverStream> Engine<N> {
     /// holds back. The caller may be one of the threads. On other threads, an object that is
     /// dropped by a stream's host part must not call this function: the threads wait for its drop.
     pub fn join(&self) {
-        self.watch.join();
+        self.threads.join();
     }
 }
 
 impl<N: DriverStream> Drop for Engine<N> {
     fn drop(&mut self) {
-        self.watch.close();
+        self.threads.close();
     }
 }
 
@@ -95,7 +95,7 @@ impl<N: DriverStream> fmt::Debug for Engine<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("device", &self.device.id())
-            .field("watch", &self.watch)
+            .field("threads", &self.threads)
             .finish_non_exhaustive()
     }
 }

@@ -157,7 +157,8 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     }
 
     /// Waits until [`reserve`](Self::reserve) may succeed. The caller holds no lock. A thread that
-    /// resumes work never calls this method: it leaves the work, and the watcher tries again.
+    /// resumes work never calls this method: it leaves the work, and the completion thread tries
+    /// again.
     ///
     /// # Errors
     /// `DeviceLost`, or the driver's. `Occupied` if others keep what the stream needs; the
@@ -294,7 +295,7 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// and may run on a thread of the driver's.
     ///
     /// # Errors
-    /// The driver's. `Occupied`, after which the watcher asks
+    /// The driver's. `Occupied`, after which the completion thread asks
     /// [`is_done_at_call`](Self::is_done_at_call) until it is `true`.
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;
 

@@ -47,10 +47,10 @@ macro_rules! config_setters {
         }
     };
     (@ debug) => {
-        /// Sets the debug aids for memory.
+        /// Sets the debug checks for memory.
         #[must_use]
-        pub fn debug(mut self, aids: $crate::alloc::DebugAids) -> Self {
-            self.debug = aids;
+        pub fn debug(mut self, debug: $crate::alloc::DebugOptions) -> Self {
+            self.debug = debug;
             self
         }
     };

@@ -46,11 +46,11 @@
 //! A file names only files of the lines above its own, except for the third line.
 //!
 //! - Values, queues and tables, which know no stream: `partitions`, `steps`, `host_part`, `driver`,
-//!   `prepared`, `timelines`, `watch`.
+//!   `prepared`, `timelines`, `threads`.
 //! - What streams hold, and what a stream gives to the driver: `state`, `stream/issue`.
 //! - How work goes on: `deferred`, `stream/complete`, `stream/failure`, `stream/resolve`,
-//!   `watcher`. These files call each other. Work that is resumed may complete or fail, and both
-//!   resume other streams. The threads do the same.
+//!   `completion_thread`. These files call each other. Work that is resumed may complete or fail,
+//!   and both resume other streams. The threads do the same.
 //! - What callers ask for: `stream/submit`, `stream/wait`, `stream`, `tables`, `payload`,
 //!   `device_streams`.
 //!
@@ -59,6 +59,7 @@
 pub mod backend;
 pub mod buffers;
 pub mod cgroup;
+mod completion_thread;
 mod deferred;
 mod device_streams;
 pub mod devices;
@@ -83,10 +84,9 @@ pub mod tables;
 #[cfg(test)]
 #[path = "../../tests/unit/engine/mod.rs"]
 mod tests;
+mod threads;
 pub mod timelines;
 pub mod waits;
-mod watch;
-mod watcher;
 
 pub use device_streams::{Engine, EngineConfig};
 pub use stream::StreamCore;

@@ -7,8 +7,8 @@
 
 use crate::engine::driver::{CompletionAction, DriverDevice, DriverStream};
 use crate::engine::host_part::HostPart;
+use crate::engine::threads::Threads;
 use crate::engine::timelines::Timelines;
-use crate::engine::watch::Watch;
 use crate::engine::{stream_pool, waits};
 use crate::{Op, OpList, Partition};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,7 +48,7 @@ pub struct Engine<N: DriverStream> {
     pub(crate) device: Arc<N::Device>,
     pub(crate) tables: Arc<Timelines<StreamCore<N>>>,
     pub(crate) config: EngineConfig,
-    pub(crate) watch: Arc<Watch<StreamCore<N>, Job<N>>>,
+    pub(crate) threads: Arc<Threads<StreamCore<N>, Job<N>>>,
     pub(crate) streams: Mutex<Vec<Weak<StreamCore<N>>>>,
 }
 
@@ -92,9 +92,9 @@ pub(crate) struct RecordedMark<N: DriverStream> {
 pub(crate) enum BlockedOn {
     /// A thread of this backend, which resumes the stream.
     Backend,
-    /// Room in the driver. The watcher tries again until there is room.
+    /// Room in the driver. The completion thread tries again until there is room.
     Room,
-    /// A timeline that nothing of this backend advances. The watcher looks at it.
+    /// A timeline that nothing of this backend advances. The completion thread looks at it.
     Others,
 }
 
@@ -141,7 +141,7 @@ impl<N: DriverStream> State<N> {
         self.pump != PumpState::Idle || !self.deferred.is_empty()
     }
 
-    /// Whether nobody but the watcher resumes the first submission that is held back.
+    /// Whether nobody but the completion thread resumes the first submission that is held back.
     pub(crate) fn needs_watcher(&self) -> bool {
         !self.deferred.is_empty() && (self.fence.is_some() || self.blocked_on != BlockedOn::Backend)
     }
@@ -161,7 +161,7 @@ pub struct StreamCore<N: DriverStream> {
     pub(crate) issued: AtomicU64,
     pub(crate) signalled: AtomicU64,
     pub(crate) wanted: AtomicU64,
-    pub(crate) watched: AtomicBool,
+    pub(crate) listed: AtomicBool,
     pub(crate) state: Mutex<State<N>>,
     pub(crate) host: HostPart<CompletionAction<N>>,
     pub(crate) recent: [AtomicU64; RECENT],
@@ -322,7 +322,7 @@ impl<N: DriverStream> StreamCore<N> {
             || self.timeline().failed(VALUE_LIMIT)
     }
 
-    /// Whether the watcher must serve the stream again.
+    /// Whether the completion thread must serve the stream again.
     pub(crate) fn needs_attention(&self) -> bool {
         let timeline = self.timeline();
         if timeline.is_idle() {

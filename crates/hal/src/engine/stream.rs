@@ -67,7 +67,7 @@ impl<N: DriverStream> StreamCore<N> {
             issued: AtomicU64::new(start),
             signalled: AtomicU64::new(start),
             wanted: AtomicU64::new(0),
-            watched: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
             state: Mutex::new(State {
                 deferred: VecDeque::new(),
                 pump: PumpState::Idle,

@@ -81,7 +81,7 @@ impl<S> Timelines<S> {
     /// Records that a stream waits for a timepoint. If the table is full, the call first removes
     /// the entries whose timepoints are over, and returns their streams. The thread that gave such
     /// a timepoint to the driver may not have come to the table yet, and would not find the entry.
-    /// So the caller has these streams watched.
+    /// So the caller has these streams listed.
     #[must_use = "nobody else resumes these streams"]
     pub(crate) fn note_wait(&self, point: Timepoint, stream: &Weak<S>) -> Vec<Arc<S>> {
         let mut over = Vec::new();

@@ -190,11 +190,11 @@ pub(super) fn plan_of(
 
 /// The error of a launch that waited for room in vain.
 #[cold]
-fn no_room(error: Error, patience: Duration) -> Error {
+fn no_room(error: Error, timeout: Duration) -> Error {
     match error {
         Error::Timeout(why) => Error::Timeout(
             format!(
-                "no room for a graph's executable in the graph budget: the graphs that have it did not go on within {patience:?} ({why}). What they \
+                "no room for a graph's executable in the graph budget: the graphs that have it did not go on within {timeout:?} ({why}). What they \
                  wait for (a host timeline, a host call) must not come from the thread that launches. Nothing was launched"
             )
             .into(),
@@ -263,7 +263,7 @@ impl Graph {
             wanted: AtomicU32::new(0),
             state: Mutex::new(state),
         });
-        inner.ensure_executable(Occasion::New, inner.stream.patience())?;
+        inner.ensure_executable(Occasion::New, inner.stream.timeout())?;
         let holder: Weak<dyn Holder> = Arc::<Inner>::downgrade(&inner);
         inner.runtime.executables.register(holder);
         Ok(Self(inner))
@@ -408,7 +408,7 @@ impl Graph {
         let inner = &*self.0;
         inner.wanted.fetch_add(1, Ordering::AcqRel);
         let launched = loop {
-            if let Err(e) = inner.ensure_executable(Occasion::Launch, core.patience()) {
+            if let Err(e) = inner.ensure_executable(Occasion::Launch, core.timeout()) {
                 break Err(e);
             }
             match self.submit_checked(core) {
@@ -513,7 +513,7 @@ impl Inner {
     /// `OverBudget`; `Timeout` while nothing goes on that makes room; `Suspended` for a buffer of a
     /// suspended pool; the driver's own. The graph is as it was then.
     #[cold]
-    fn ensure_executable(&self, occasion: Occasion, patience: Duration) -> Result<()> {
+    fn ensure_executable(&self, occasion: Occasion, timeout: Duration) -> Result<()> {
         let executables = &self.runtime.executables;
         loop {
             // Declared before the state, so dropped without it.
@@ -542,7 +542,7 @@ impl Inner {
                 Made::After(after) => {
                     drop(state);
                     after.map_or(Ok(()), |point| {
-                        self.runtime.wait_moving(point, patience).map_err(|e| no_room(e, patience))
+                        self.runtime.wait_moving(point, timeout).map_err(|e| no_room(e, timeout))
                     })?;
                     self.runtime.wait_over_or_moment(after)?;
                 }

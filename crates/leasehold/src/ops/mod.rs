@@ -366,7 +366,7 @@ impl Stream {
             return Ok(());
         }
         let recording = self.is_recording();
-        if !recording && ring::upload(self, dst, src, ring::Patience::OwnCopy)? {
+        if !recording && ring::upload(self, dst, src, ring::WaitFor::OwnCopy)? {
             return Ok(());
         }
         // The submit path makes the same check again. Nothing is staged for a copy that would be
@@ -390,7 +390,7 @@ impl Stream {
             return Ok(());
         }
         self.live("a copy cannot be waited for while recording; `upload` stages it")?;
-        if ring::upload(self, dst, src, ring::Patience::Waits)? {
+        if ring::upload(self, dst, src, ring::WaitFor::EarlierWork)? {
             return Ok(());
         }
         let op = Op::Upload(Upload {

@@ -44,9 +44,9 @@ const SLOTS: usize = 4;
 
 /// Whether a call may wait for earlier work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(super) enum WaitFor {
     /// The call waits for all work before it.
-    Waits,
+    EarlierWork,
     /// The call waits for its own copy alone: it is made only if nothing is to be waited for.
     OwnCopy,
 }
@@ -78,12 +78,12 @@ pub(super) fn upload(
     stream: &Stream,
     dst: BufferView<'_>,
     src: &[u8],
-    patience: Patience,
+    wait_for: WaitFor,
 ) -> Result<bool> {
     if !serves(stream, dst.len()) {
         return Ok(false);
     }
-    if patience == Patience::OwnCopy {
+    if wait_for == WaitFor::OwnCopy {
         // The timeline learns of work that is over.
         stream.under().raw.refresh()?;
         if in_host_call() || !stream.under().timeline.is_idle() {
@@ -91,10 +91,10 @@ pub(super) fn upload(
         }
     }
     let Some(ring) = Ring::new(stream, dst.len())? else { return Ok(false) };
-    if !ring.is_free(patience)? {
+    if !ring.is_free(wait_for)? {
         return Ok(false);
     }
-    let Some(pieces) = ring.submit(writing(dst), Way::Up, patience)? else { return Ok(false) };
+    let Some(pieces) = ring.submit(writing(dst), Way::Up, wait_for)? else { return Ok(false) };
     let request = CopyRequest {
         src: src.as_ptr(),
         src_ring: None,
@@ -122,7 +122,7 @@ pub(super) unsafe fn download(stream: &Stream, dst: *mut u8, src: BufferView<'_>
         return Ok(false);
     }
     let Some(ring) = Ring::new(stream, src.len())? else { return Ok(false) };
-    let submitted = ring.submit(src.read(), Way::Down, Patience::Waits)?;
+    let submitted = ring.submit(src.read(), Way::Down, WaitFor::EarlierWork)?;
     let Some(pieces) = submitted else { return Ok(false) };
     let request = CopyRequest {
         src: ring.address(),
@@ -200,14 +200,14 @@ impl<'a> Ring<'a> {
 
     /// Whether the host may write the ring: memory that is free for the stream may be in use by
     /// earlier work. A patient caller waits for that work.
-    fn is_free(&self, patience: Patience) -> Result<bool> {
+    fn is_free(&self, wait_for: WaitFor) -> Result<bool> {
         let mut uses = vec![self.memory.write_timepoint()];
         self.memory.for_each_read(|read| uses.push(read));
         for point in uses.iter().filter_map(|used| used.timepoint()) {
             if point.has_passed() {
                 continue;
             }
-            if patience == Patience::OwnCopy {
+            if wait_for == WaitFor::OwnCopy {
                 return Ok(false);
             }
             blocking_copy::may_wait(self.stream)?;
@@ -227,9 +227,9 @@ impl<'a> Ring<'a> {
 
     /// Submits all pieces in one turn. `None` if an impatient caller would have to wait for other
     /// work.
-    fn submit(&self, operand: Operand<'_>, way: Way, patience: Patience) -> Result<Option<Pieces>> {
+    fn submit(&self, operand: Operand<'_>, way: Way, wait_for: WaitFor) -> Result<Option<Pieces>> {
         let core = self.stream.under();
-        if patience == Patience::Waits {
+        if wait_for == WaitFor::EarlierWork {
             blocking_copy::may_wait(self.stream)?;
         }
         let operands = [operand];
@@ -243,7 +243,7 @@ impl<'a> Ring<'a> {
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
         let idle = scratch.waits.is_empty() && core.timeline.is_idle();
-        if patience == Patience::OwnCopy && !idle {
+        if wait_for == WaitFor::OwnCopy && !idle {
             return Ok(None);
         }
         let mut pieces = Vec::with_capacity(bytes.div_ceil(self.piece) as usize);

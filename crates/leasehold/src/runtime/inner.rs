@@ -351,11 +351,11 @@ impl RuntimeInner {
     ///
     /// # Errors
     /// `Timeout` if nothing does for this long.
-    pub(crate) fn wait_moving(&self, point: Timepoint, patience: Duration) -> Result<()> {
+    pub(crate) fn wait_moving(&self, point: Timepoint, timeout: Duration) -> Result<()> {
         let timeline = point.timeline();
         loop {
             let before = timeline.completed();
-            match self.wait_point(point, Some(patience)) {
+            match self.wait_point(point, Some(timeout)) {
                 Err(e @ Error::Timeout(_)) if timeline.completed() == before => return Err(e),
                 Err(Error::Timeout(_)) => {}
                 _ => return Ok(()),

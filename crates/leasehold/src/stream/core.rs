@@ -41,7 +41,7 @@ pub(crate) struct StreamInner {
     mark: AtomicU64,
     /// How long a submitter waits for room while nothing completes, and an allocation for memory,
     /// in milliseconds.
-    patience: AtomicU64,
+    timeout: AtomicU64,
     /// Streams of other devices that work for this one, used in its submission lock alone.
     companions: Mutex<Vec<Companion>>,
 }
@@ -76,8 +76,8 @@ unsafe impl TimelineSource for StreamInner {
         self.raw.wait_host(value, timeout)
     }
 
-    fn patience(&self) -> Duration {
-        Duration::from_millis(self.patience.load(Ordering::Relaxed))
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout.load(Ordering::Relaxed))
     }
 }
 
@@ -86,14 +86,14 @@ impl StreamInner {
         let timeline = raw.timeline();
         // A pooled stream has the name of its former user.
         timeline.set_name(None);
-        let patience = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
+        let timeout = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
         Self {
             raw,
             timeline,
             submit_lock: SubmitLock::new(),
             since: AtomicU32::new(0),
             mark: AtomicU64::new(0),
-            patience,
+            timeout,
             companions: Mutex::default(),
         }
     }
@@ -131,9 +131,9 @@ impl StreamInner {
     }
 
     /// Sets how long a submitter waits for room while nothing completes.
-    pub(crate) fn set_patience(&self, timeout: Duration) {
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
         let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        self.patience.store(millis, Ordering::Relaxed);
+        self.timeout.store(millis, Ordering::Relaxed);
     }
 
     /// The cold half of the stream's timeline.
@@ -212,10 +212,10 @@ impl StreamInner {
                 target
             };
             let before = self.timeline.completed();
-            let patience = self.patience();
-            match self.raw.wait_host(target, Some(patience)) {
+            let timeout = self.timeout();
+            match self.raw.wait_host(target, Some(timeout)) {
                 Err(Error::Timeout(_)) if self.timeline.completed() == before => {
-                    return Err(self.stuck(patience));
+                    return Err(self.stuck(timeout));
                 }
                 Err(Error::Timeout(_)) => {}
                 // A failure is the business of the submission that follows.
@@ -225,10 +225,10 @@ impl StreamInner {
     }
 
     #[cold]
-    fn stuck(&self, patience: Duration) -> Error {
+    fn stuck(&self, timeout: Duration) -> Error {
         Error::Timeout(
             format!(
-                "no room for another operation: {} submissions are pending on {:?} and none completed within {patience:?}. What they \
+                "no room for another operation: {} submissions are pending on {:?} and none completed within {timeout:?}. What they \
                  wait for (a host timeline, a host call) must not come from the thread that submits more of them. Nothing was submitted; the \
                  call may be repeated",
                 self.timeline.submitted() - self.timeline.completed().min(self.timeline.submitted()),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// A simulated device on which a wait gives up at once when nothing can run.
 fn impatient() -> Runtime {
-    let backend = SimBackend::new(MachineConfig::seed(1).patience(Duration::ZERO)).unwrap();
+    let backend = SimBackend::new(MachineConfig::seed(1).timeout(Duration::ZERO)).unwrap();
     Context::with_backends(vec![Arc::new(backend)])
         .runtime(DeviceId::new(BackendKind::Sim, 0))
         .unwrap()

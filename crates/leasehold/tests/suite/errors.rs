@@ -251,7 +251,7 @@ fn an_allocation_waits_for_no_work_that_cannot_help() {
 
 /// Two pieces that different streams use serve no stream before both are over.
 #[test]
-fn an_allocation_waits_as_long_as_its_stream_has_patience() {
+fn an_allocation_waits_as_long_as_its_stream_allows() {
     const HALF: u64 = 16 << 20;
     let world = World::new(8);
     for runtime in ["cpu:0", "sim:0", "cuda:0"].map(|name| world.runtime(name)) {

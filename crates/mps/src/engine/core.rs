@@ -61,8 +61,8 @@ pub struct Core {
     streams: AtomicU32,
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) samples: Samples,
-    /// The lines that exist, each with an event. A stream's line may outlive the stream.
-    pub(crate) lines: Holdings,
+    /// The lists that exist, each with an event. A stream's list may outlive the stream.
+    pub(crate) in_flight: Holdings,
     /// The streams that exist, each with a fence and a queue.
     pub(crate) live: Holdings,
     /// Memory of the host for bytes on their way to or from other host memory.
@@ -88,7 +88,7 @@ impl Core {
             streams: AtomicU32::new(0),
             transfers: transfers.clone(),
             samples: Samples::new(device),
-            lines: Holdings::default(),
+            in_flight: Holdings::default(),
             live: Holdings::default(),
             staging: Staging::new()?,
             loss: OnceLock::new(),

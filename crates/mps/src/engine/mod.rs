@@ -2,7 +2,7 @@
 //!
 //! - [`core`]: the state that all streams of a device share.
 //! - [`stream`]: a stream: an open command buffer, its encoder, and the policy of commits.
-//! - `line`: the command buffers of a stream that were committed, in their order.
+//! - `in_flight`: the command buffers of a stream that were committed, in their order.
 //! - `outcome`: the outcomes of command buffers, and what the host does for those that fail.
 //! - `permit`, `room`: the bound of uncompleted command buffers of a queue.
 //! - `host`: the host's part of operations.
@@ -16,7 +16,7 @@
 
 pub mod core;
 pub(crate) mod host;
-pub(crate) mod line;
+pub(crate) mod in_flight;
 pub(crate) mod outcome;
 pub(crate) mod permit;
 pub(crate) mod program;

@@ -9,8 +9,8 @@
 //! sets. So each end of a command buffer looks at the list of skipped signals, and no thread has to
 //! wait for one.
 //!
-//! An event's value must not fall. A later command buffer of the line may signal while the host
-//! sets a value. So after an error all later outcomes of the line go through the list too.
+//! An event's value must not fall. A later command buffer of the list may signal while the host
+//! sets a value. So after an error all later outcomes of the list go through the list too.
 //!
 //! The driver's completion handler calls these functions, also on a thread that makes a driver
 //! call. The locks are leaves, and no driver call is made under them. The functions submit nothing
@@ -28,27 +28,27 @@ use std::fmt;
 /// The number and the text of a command buffer's error.
 pub(crate) type Failure = (i32, String);
 
-/// The shared event of a line.
+/// The shared event of a list.
 pub(crate) struct Signal {
     skipped: Arc<Skipped>,
     pub(crate) event: NativeSharedEvent,
-    /// A command buffer of the line failed.
+    /// A command buffer of the list failed.
     failed: AtomicBool,
 }
 
 impl Signal {
-    /// The event of a line without command buffers.
+    /// The event of a list without command buffers.
     pub(crate) fn new(skipped: &Arc<Skipped>, event: NativeSharedEvent) -> Arc<Self> {
         Arc::new(Self { skipped: skipped.clone(), event, failed: AtomicBool::new(false) })
     }
 }
 
-/// The outcome of a command buffer. The lines of all its events live until it is set.
+/// The outcome of a command buffer. The lists of all its events live until it is set.
 pub(crate) struct Outcome {
     signal: Arc<Signal>,
     /// The value that the command buffer signals.
     seq: u64,
-    /// The events and values that the command buffer waits for, and its place on its own line.
+    /// The events and values that the command buffer waits for, and its place on its own list.
     waits: Vec<(NativeSharedEvent, u64)>,
     permit: Mutex<Option<Permit>>,
     outcome: OnceLock<Option<Failure>>,
@@ -102,7 +102,7 @@ impl Outcome {
     /// Whether the waits are over. An event that cannot be read holds nothing back.
     fn waits_are_over(&self) -> bool {
         self.waits.iter().all(|&(event, value)| {
-            // SAFETY: the event's line lives until the outcome is set, which happens later.
+            // SAFETY: the event's list lives until the outcome is set, which happens later.
             unsafe { self.ops().signaled_value(event) }.map_or(true, |now| now >= value)
         })
     }
@@ -118,7 +118,7 @@ impl Outcome {
     /// Gives the event the value of the command buffer, unless it has it.
     fn ensure(&self) -> Result<()> {
         let (ops, event) = (self.ops(), self.signal.event);
-        // SAFETY: the event's line lives until the outcome is set, which happens later. The work
+        // SAFETY: the event's list lives until the outcome is set, which happens later. The work
         // that waits for the value may run: all before it is over, and its stream notices the
         // failure before it publishes a value.
         unsafe {

@@ -10,7 +10,7 @@
 //!
 //! This module must not know streams.
 
-use super::line::Flight;
+use super::in_flight::Flight;
 use super::permit::{Permit, Permits};
 use leasehold_core::Result;
 use leasehold_core::sync::{Arc, Mutex, thread};

@@ -19,13 +19,13 @@
 //! at its end. An observer that commits takes the claim meanwhile. Open command buffers of other
 //! streams keep no claim. A thread takes the claim after the lock of `encoding`. No holder waits
 //! for another stream, so the claim is free again soon. A claim that another holder keeps is
-//! `Occupied` after [`PATIENCE`].
+//! `Occupied` after [`TIMEOUT`].
 //!
 //! This module must not know what holds work back.
 
 use super::core::Core;
 use super::host::{self, HostAction};
-use super::line::{Kept, Line, Mark};
+use super::in_flight::{InFlight, Kept, Mark};
 use super::permit::Permit;
 use super::program::Program;
 use super::room::Room;
@@ -57,7 +57,7 @@ const SHARED_UNIT: u32 = 16;
 const RECENT: usize = 8;
 
 /// The longest wait for the queue's claim.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Looks at the queue's claim before a waiting thread yields, and before it sleeps.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
@@ -69,7 +69,7 @@ pub struct MpsStream {
     room: Arc<Room>,
     fence: Lease<FenceState>,
     _held: Held,
-    line: Arc<Line>,
+    in_flight: Arc<InFlight>,
     /// The stream has updated the fence. Before that, the fence may have another queue's update.
     fenced: AtomicBool,
     encoding: Mutex<Encoding>,
@@ -86,21 +86,21 @@ pub struct Encoding {
     /// The queue's claim, from the reservation to the end of the submission.
     claim: Option<Claim<CommandQueueState>>,
     open: Option<Open>,
-    /// The last wait for each line. The stream's own line is one of them around a library's passes,
+    /// The last wait for each list. The stream's own list is one of them around a library's passes,
     /// which know no fence. A command buffer that fails skips its waits, so each later one waits
-    /// again. A line that is gone was over.
-    waits: Vec<(Weak<Line>, u64)>,
+    /// again. A list that is gone was over.
+    waits: Vec<(Weak<InFlight>, u64)>,
     /// The last committed sequence number, and the last submission with work in that command
     /// buffer. A later command buffer may have more work of the submission.
     last: Option<(u64, u64)>,
 }
 
 impl Encoding {
-    /// Makes later command buffers wait for a line.
-    fn wait_for(&mut self, line: &Arc<Line>, seq: u64) {
-        let line = Arc::downgrade(line);
-        self.waits.retain(|(other, _)| !other.ptr_eq(&line));
-        self.waits.push((line, seq));
+    /// Makes later command buffers wait for a list.
+    fn wait_for(&mut self, in_flight: &Arc<InFlight>, seq: u64) {
+        let in_flight = Arc::downgrade(in_flight);
+        self.waits.retain(|(other, _)| !other.ptr_eq(&in_flight));
+        self.waits.push((in_flight, seq));
     }
 }
 
@@ -178,19 +178,19 @@ impl MpsStream {
             let native = unsafe { self.ops().command_buffer(self.queue.native(), desc)? };
             let command = Owned::new(&self.core.device, native);
             let mut waits = Vec::new();
-            e.waits.retain(|(line, seq)| {
-                let mark = line.upgrade().map(|line| Mark { line, seq: *seq });
+            e.waits.retain(|(in_flight, seq)| {
+                let mark = in_flight.upgrade().map(|in_flight| Mark { in_flight, seq: *seq });
                 let open = mark.filter(|mark| !mark.is_over());
                 waits.extend(open.clone());
                 open.is_some()
             });
             for mark in &waits {
-                // SAFETY: `command` is live and new. `kept` has the event's line, and the stream's
-                // own line keeps its event until the command buffer is over.
-                unsafe { self.ops().encode_wait(native, mark.line.event().into(), mark.seq)? };
+                // SAFETY: `command` is live and new. `kept` has the event's list, and the stream's
+                // own list keeps its event until the command buffer is over.
+                unsafe { self.ops().encode_wait(native, mark.in_flight.event().into(), mark.seq)? };
             }
-            // The line takes its command buffers in order anyway.
-            waits.retain(|mark| !Arc::ptr_eq(&mark.line, &self.line));
+            // The list takes its command buffers in order anyway.
+            waits.retain(|mark| !Arc::ptr_eq(&mark.in_flight, &self.in_flight));
             e.open = Some(Open {
                 pass: None,
                 command,
@@ -263,7 +263,7 @@ impl MpsStream {
                 spin_loop();
             } else if looks < YIELDS {
                 thread::yield_now();
-            } else if begun.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            } else if begun.get_or_insert_with(Instant::now).elapsed() < TIMEOUT {
                 thread::sleep(Duration::from_micros(50));
             } else {
                 return Err(refused);
@@ -296,26 +296,26 @@ impl MpsStream {
         }
         self.end_pass(open.pass.take());
         let Open { command, permit, values, kept, .. } = open;
-        let first = values.map_or_else(|| self.line.reached() + 1, |(first, _)| first);
+        let first = values.map_or_else(|| self.in_flight.reached() + 1, |(first, _)| first);
         // SAFETY: the command buffer is live, has no pass and is not committed. The submitters
         // vouch for the memory until their values are over. `kept` and this stream have all other
         // objects.
-        let flight = unsafe { self.line.commit(command, permit, first, kept) };
+        let flight = unsafe { self.in_flight.commit(command, permit, first, kept) };
         self.room.add(&flight);
         if let Some((first, last)) = values {
             if let Some((seq, value)) = e.last.filter(|(_, value)| *value < first) {
-                self.line.note(seq, value);
+                self.in_flight.note(seq, value);
             }
             // Only a part of the last submission may be in the command buffer.
-            self.line.note(self.line.last(), last - 1);
-            e.last = Some((self.line.last(), last));
+            self.in_flight.note(self.in_flight.last(), last - 1);
+            e.last = Some((self.in_flight.last(), last));
         }
     }
 
     /// Learns which command buffers are over.
     fn observe(&self) -> Result<()> {
-        self.noted(self.line.observe())?;
-        if let Some((_, lost @ Error::DeviceLost { .. })) = self.line.failure() {
+        self.noted(self.in_flight.observe())?;
+        if let Some((_, lost @ Error::DeviceLost { .. })) = self.in_flight.failure() {
             self.core.note(lost);
         }
         Ok(())
@@ -485,7 +485,7 @@ unsafe impl DriverStream for MpsStream {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {
-            line: Line::new(&core.common.skipped, (event, core.lines.hold()), start)?,
+            in_flight: InFlight::new(&core.common.skipped, (event, core.in_flight.hold()), start)?,
             fence: core.sources.fences.acquire()?,
             _held: core.live.hold(),
             core: core.clone(),
@@ -622,11 +622,11 @@ unsafe impl DriverStream for MpsStream {
         let open = self.noted(self.open(entry))?;
         self.end_pass(open.pass.take());
         open.kept.waits.push(mark.clone());
-        let (command, event) = (open.command.native, mark.line.event().into());
-        // SAFETY: the command buffer is open and has no pass. `kept` has the event's line.
+        let (command, event) = (open.command.native, mark.in_flight.event().into());
+        // SAFETY: the command buffer is open and has no pass. `kept` has the event's list.
         unsafe { self.ops().encode_wait(command, event, mark.seq)? };
         open.used = true;
-        entry.wait_for(&mark.line, mark.seq);
+        entry.wait_for(&mark.in_flight, mark.seq);
         Ok(())
     }
 
@@ -678,7 +678,7 @@ unsafe impl DriverStream for MpsStream {
             self.commit(&mut e);
             e.permit = self.room.take();
             if e.permit.is_some() {
-                e.wait_for(&self.line, self.line.last());
+                e.wait_for(&self.in_flight, self.in_flight.last());
                 self.noted(self.open(&mut e).map(drop))?;
                 if let Some(open) = e.open.take() {
                     break open;
@@ -692,7 +692,7 @@ unsafe impl DriverStream for MpsStream {
         let mut e = self.encoding.lock();
         e.open = Some(open);
         self.commit_in_turn(&mut e)?;
-        e.wait_for(&self.line, self.line.last());
+        e.wait_for(&self.in_flight, self.in_flight.last());
         Ok(())
     }
 
@@ -705,7 +705,7 @@ unsafe impl DriverStream for MpsStream {
         let mut e = self.encoding.lock();
         e.reserved = false;
         self.commit_in_turn(&mut e)?;
-        self.line.note(self.line.last(), value);
+        self.in_flight.note(self.in_flight.last(), value);
         Ok(())
     }
 
@@ -713,11 +713,11 @@ unsafe impl DriverStream for MpsStream {
         if let Err(error) = self.observe() {
             tracing::debug!(%error, "{self:?} could not be observed");
         }
-        self.line.reached()
+        self.in_flight.reached()
     }
 
     fn failure(&self) -> Option<(u64, Error)> {
-        self.line.failure()
+        self.in_flight.failure()
     }
 
     fn query(&self) -> Result<bool> {
@@ -733,16 +733,16 @@ unsafe impl DriverStream for MpsStream {
         }
         drop(e);
         self.observe()?;
-        Ok(self.line.is_idle())
+        Ok(self.in_flight.is_idle())
     }
 
     fn mark(&self) -> Result<Mark> {
-        Ok(Mark { line: self.line.clone(), seq: self.line.last() })
+        Ok(Mark { in_flight: self.in_flight.clone(), seq: self.in_flight.last() })
     }
 
     fn record(&self, mark: &mut Mark, _: u64) -> Result<()> {
         self.commit_in_turn(&mut self.encoding.lock())?;
-        mark.seq = self.line.last();
+        mark.seq = self.in_flight.last();
         Ok(())
     }
 
@@ -760,8 +760,8 @@ unsafe impl DriverStream for MpsStream {
 
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
         self.commit_in_turn(&mut self.encoding.lock())?;
-        let (event, last) = (self.line.event(), self.line.last());
-        // SAFETY: the line keeps the event live.
+        let (event, last) = (self.in_flight.event(), self.in_flight.last());
+        // SAFETY: the list keeps the event live.
         self.noted(unsafe { self.ops().on_signaled(event, last, Box::new(move |_| call())) })
     }
 
@@ -772,13 +772,13 @@ unsafe impl DriverStream for MpsStream {
 
     fn synchronize(&self) -> Result<()> {
         self.commit_in_turn(&mut self.encoding.lock())?;
-        self.noted(self.line.wait())?;
+        self.noted(self.in_flight.wait())?;
         self.observe()
     }
 
     fn abandon(&mut self) {
         self.abandoned = true;
-        std::mem::forget((self.line.clone(), self.fence.clone(), self.queue.clone()));
+        std::mem::forget((self.in_flight.clone(), self.fence.clone(), self.queue.clone()));
     }
 
     fn run_action(core: &Core, action: HostAction, sound: bool) {
@@ -791,8 +791,8 @@ impl Drop for MpsStream {
         // A command buffer that was not committed never runs.
         *self.encoding.get_mut() = Encoding::default();
         if !self.abandoned
-            && !self.line.is_idle()
-            && let Err(error) = self.line.wait()
+            && !self.in_flight.is_idle()
+            && let Err(error) = self.in_flight.wait()
         {
             tracing::error!(%error, "{self:?} may still run work as it ends");
             self.abandon();
@@ -802,7 +802,7 @@ impl Drop for MpsStream {
 
 impl fmt::Debug for MpsStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MpsStream({:?} on queue {:?})", self.line, self.queue.index())
+        write!(f, "MpsStream({:?} on queue {:?})", self.in_flight, self.queue.index())
     }
 }
 

@@ -280,7 +280,7 @@ impl DeviceState {
         report("compute pipeline state", self.libraries.pipelines().stats());
         report("heap", beyond(self.heaps.stats(), segments));
         report("buffer", beyond(self.buffers.stats(), segments));
-        report("event", beyond(self.events.stats(), self.engine.lines.count()));
+        report("event", beyond(self.events.stats(), self.engine.in_flight.count()));
         report("fence", beyond(self.fences.stats(), streams));
     }
 
@@ -317,7 +317,7 @@ impl StreamOwner for DeviceState {
         self.buffers.outstanding_beyond(self.memory.segments())?;
         self.heaps.outstanding_beyond(self.memory.segments())?;
         // Idle streams, and those that a thread of the engine still looks at, hold these.
-        self.events.outstanding_beyond(self.engine.lines.count())?;
+        self.events.outstanding_beyond(self.engine.in_flight.count())?;
         self.fences.outstanding_beyond(self.engine.live.count())?;
         self.queues.outstanding_beyond(self.stream_queues())
     }

@@ -1,8 +1,8 @@
-//! Options of a command for the device's memory: records and debug aids.
+//! Options of a command for the device's memory: records and debug checks.
 
 use crate::failure::Failure;
 use crate::output::Outputs;
-use leasehold::backend::{Allocator, DebugAids, Snapshot};
+use leasehold::backend::{Allocator, DebugOptions, Snapshot};
 use leasehold_report::{memory_viz, trace};
 use serde::Serialize;
 use std::env::VarError;
@@ -19,30 +19,30 @@ const TRACE: &str = "--memory-trace";
 const SNAPSHOT: &str = "--memory-snapshot";
 pub const REPORT: &str = "--report";
 
-/// The debug aids of a command.
+/// The debug checks of a command.
 #[derive(Debug, Default, clap::Args)]
-pub struct AidsArguments {
+pub struct DebugArguments {
     /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard,
     /// pass-through, all, separated by commas; also from LEASEHOLD_MEMORY_DEBUG
-    #[arg(long, value_name = "AIDS", value_parser = parse_aids)]
-    memory_debug: Option<DebugAids>,
+    #[arg(long, value_name = "CHECKS", value_parser = parse_debug_checks)]
+    memory_debug: Option<DebugOptions>,
 }
 
-impl AidsArguments {
-    /// The aids, from the environment if the command line has none.
-    pub fn aids(&self) -> Result<DebugAids, Failure> {
+impl DebugArguments {
+    /// The checks, from the environment if the command line has none.
+    pub fn debug_checks(&self) -> Result<DebugOptions, Failure> {
         Ok(match (self.memory_debug, std::env::var(VARIABLE)) {
-            (Some(aids), _) => aids,
+            (Some(debug), _) => debug,
             (None, Ok(text)) if !text.is_empty() => {
                 text.parse().map_err(|e| Failure::misuse(format!("{VARIABLE}: {e}")))?
             }
             (None, Err(VarError::NotUnicode(text))) => {
                 let text = text.to_string_lossy();
                 return Err(Failure::misuse(format!(
-                    "{VARIABLE}: `{text}` is no UTF-8; name debug aids, or unset it"
+                    "{VARIABLE}: `{text}` is no UTF-8; name debug checks, or unset it"
                 )));
             }
-            _ => DebugAids::default(),
+            _ => DebugOptions::default(),
         })
     }
 }
@@ -50,7 +50,7 @@ impl AidsArguments {
 #[derive(Debug, Default, clap::Args)]
 pub struct MemoryArguments {
     #[command(flatten)]
-    aids: AidsArguments,
+    debug: DebugArguments,
     /// Writes every allocation and free into a trace that `leasehold-workbench replay` plays;
     /// compressed if its name ends in .gz
     #[arg(long, value_name = "FILE")]
@@ -68,14 +68,14 @@ pub struct MemoryArguments {
     memory_events: u32,
 }
 
-fn parse_aids(text: &str) -> Result<DebugAids, String> {
+fn parse_debug_checks(text: &str) -> Result<DebugOptions, String> {
     text.parse().map_err(|e: leasehold::Error| e.to_string())
 }
 
 /// The settings for the construction of an allocator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AllocatorOptions {
-    pub debug: DebugAids,
+    pub debug: DebugOptions,
     pub trace_events: usize,
 }
 
@@ -91,7 +91,7 @@ impl MemoryArguments {
 
     /// The settings for the construction of the allocator, including those of the environment.
     pub fn options(&self) -> Result<AllocatorOptions, Failure> {
-        let debug = self.aids.aids()?;
+        let debug = self.debug.debug_checks()?;
         let records = self.files().iter().any(|(_, path)| path.is_some());
         Ok(AllocatorOptions {
             debug,
@@ -99,8 +99,8 @@ impl MemoryArguments {
         })
     }
 
-    /// The findings of the debug aids, at a time when no holders should be left. Always `Ok`
-    /// without aids.
+    /// The findings of the debug checks, at a time when no holders should be left. Always `Ok`
+    /// without checks.
     pub fn verdict(&self, allocator: &Allocator) -> Result<(), Failure> {
         if !allocator.config().debug.any() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Memory options of `run`: records, debug aids.
+//! Memory options of `run`: records, debug checks.
 
 use super::*;
 use std::path::Path;
@@ -71,9 +71,9 @@ fn python(pickle: &Path) {
 #[test]
 fn debug_aids_are_silent_where_nothing_is_wrong() {
     let plain = json(&["run", "--json", "--tokens", "3"]);
-    for aids in ["all", "guard", "pass-through,red-zone=64,quarantine=1M"] {
-        let report = json(&["run", "--json", "--tokens", "3", "--memory-debug", aids]);
-        assert_eq!(report["output_ids"], plain["output_ids"], "{aids}");
+    for debug in ["all", "guard", "pass-through,red-zone=64,quarantine=1M"] {
+        let report = json(&["run", "--json", "--tokens", "3", "--memory-debug", debug]);
+        assert_eq!(report["output_ids"], plain["output_ids"], "{debug}");
         assert_eq!(report["modes_agree"], true);
     }
     let output = command()
@@ -88,7 +88,7 @@ fn debug_aids_are_silent_where_nothing_is_wrong() {
 fn debug_aids_that_make_no_sense_are_refused() {
     let names =
         "want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all";
-    let message = format!("invalid argument: debug aid `posion`: {names}");
+    let message = format!("invalid argument: debug check `posion`: {names}");
     let output = call(&["run", "--memory-debug", "posion"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");

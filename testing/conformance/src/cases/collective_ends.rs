@@ -221,7 +221,7 @@ fn never_stops(env: &Env) -> Outcome {
 
 /// A communicator whose calls wait longer than the case waits.
 fn patient(r: &Rank<'_>) -> Outcome<Comm> {
-    Ok(r.world.comm(&r.runtime, &r.config("tp").timeout(r.env.patience() * 4))?)
+    Ok(r.world.comm(&r.runtime, &r.config("tp").timeout(r.env.timeout() * 4))?)
 }
 
 fn abort(env: &Env) -> Outcome {
@@ -243,7 +243,7 @@ fn abort(env: &Env) -> Outcome {
             }
             check!(comm.failure().is_some(), "a communicator that was aborted has no failure");
             // The memory of the call is the library's affair, but its stream goes on or fails.
-            let ended = r.stream().synchronize_timeout(env.patience());
+            let ended = r.stream().synchronize_timeout(env.timeout());
             check!(!matches!(ended, Err(Error::Timeout(_))), "the call goes on: {ended:?}");
             r.drain(other.stream())?;
             check_eq!(other.to_vec(&free)?, own::<u32>(3, 0, N), "independent work");
@@ -279,7 +279,7 @@ fn dependents(env: &Env) -> Outcome {
                 ("the copy's stream", &other),
                 ("the second copy's stream", &third),
             ] {
-                match stream.synchronize_timeout(env.patience()) {
+                match stream.synchronize_timeout(env.timeout()) {
                     Err(e) if e.to_string().contains("on purpose") => {}
                     ended => return failed(format!("{what} ended with {ended:?}")),
                 }
@@ -289,7 +289,7 @@ fn dependents(env: &Env) -> Outcome {
         if r.me() == 1 {
             // The rank has heard of it: its own call would complete with anything otherwise.
             let called = sum(&comm, r.stream(), &m);
-            match called.and_then(|()| r.stream().synchronize_timeout(env.patience())) {
+            match called.and_then(|()| r.stream().synchronize_timeout(env.timeout())) {
                 Err(Error::PeerLost { rank: 0, .. }) => {}
                 ended => return failed(format!("the other rank's call ended with {ended:?}")),
             }

@@ -99,7 +99,7 @@ fn told_once(env: &Env) -> Outcome {
     check_eq!(second.kind(env, "a completion behind that")?, "NotFound", "what it was told");
     // A failed stream: the completion is called at once.
     check!(
-        stream.synchronize_timeout(env.patience()).is_err(),
+        stream.synchronize_timeout(env.timeout()).is_err(),
         "a stream behind a failed host timeline is sound"
     );
     check_eq!(Told::by(&stream).count(), 1, "how often a failed stream tells at once");
@@ -171,7 +171,7 @@ fn told_of_loss(env: &Env) -> Outcome {
     }
     let taken = runtime.stream().fill(x.view(), 1u8).and_then(|()| {
         let told = Told::by(runtime.stream());
-        runtime.stream().synchronize_timeout(env.patience())?;
+        runtime.stream().synchronize_timeout(env.timeout())?;
         drop(told);
         Ok(())
     });
@@ -216,10 +216,10 @@ fn endless_submission(env: &Env) -> Outcome {
     check!(stream.failure().is_none(), "a submission without room poisoned the stream");
     // The call may be repeated, and the host timeline signalled.
     check!(stream.fill(x.view(), 0u32).is_err(), "there is room again, and nothing was over");
-    stream.set_submit_timeout(env.patience());
+    stream.set_submit_timeout(env.timeout());
     host_timeline.signal(host_timeline.next().value())?;
     stream.fill(x.view(), Pattern::U32(submitted))?;
-    stream.synchronize_timeout(env.patience())?;
+    stream.synchronize_timeout(env.timeout())?;
     check_eq!(runtime.to_vec::<u32>(&x)?, [submitted; 64], "the buffer at the end");
     Ok(())
 }

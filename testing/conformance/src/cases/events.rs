@@ -64,7 +64,7 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     other.record(&event)?;
     check!(event.timepoint()? != first, "the second record has the first one's point");
     check_eq!(event.serial(), 2, "the number of records");
-    event.synchronize_timeout(env.patience())?;
+    event.synchronize_timeout(env.timeout())?;
     env.linger(Duration::from_millis(10));
     waiter.query()?;
     check!(!bound.is_settled(), "the second record released a wait for the first");
@@ -138,7 +138,7 @@ fn asleep(env: &Env) -> Outcome {
             expect_error(event.synchronize_timeout(timeout), "Timeout", "waiting too briefly")?;
         }
         std::thread::scope(|s| -> Outcome {
-            let waiter = s.spawn(|| event.synchronize_timeout(env.patience()));
+            let waiter = s.spawn(|| event.synchronize_timeout(env.timeout()));
             std::thread::sleep(Duration::from_millis(1));
             hold.release()?;
             Ok(waiter.join().map_err(|_| Stop::Failed("the waiting thread panicked".into()))??)
@@ -154,7 +154,7 @@ fn asleep(env: &Env) -> Outcome {
     runtime.stream().record(&late)?;
     hold.release()?;
     check!(
-        late.synchronize_timeout(env.patience()).is_err(),
+        late.synchronize_timeout(env.timeout()).is_err(),
         "a call that waits for itself is fine"
     );
     check!(
@@ -174,7 +174,7 @@ fn never_recorded(env: &Env) -> Outcome {
     check_eq!(runtime.stream().now(), before, "the stream's end after a wait for nothing");
     expect_error(event.timepoint(), "InvalidState", "the point")?;
     runtime.stream().record(&event)?;
-    event.synchronize_timeout(env.patience())?;
+    event.synchronize_timeout(env.timeout())?;
     check_eq!(event.query()?, true, "the query after it was recorded and waited for");
     Ok(())
 }
@@ -215,7 +215,7 @@ fn elapsed_across(env: &Env) -> Outcome {
     env.linger(Duration::from_millis(5));
     other.record(&end)?;
     let time = end.elapsed_since(&start)?;
-    check!(time < env.patience(), "{time:?} between two streams");
+    check!(time < env.timeout(), "{time:?} between two streams");
     Ok(())
 }
 

@@ -185,7 +185,7 @@ fn lost(env: &Env, cause: &Error) -> Outcome {
         let used = || -> leasehold::Result<()> {
             let stream = env.device().stream(&leasehold::backend::StreamDesc::default())?;
             let value = direct(&stream, &[])?;
-            stream.wait_host(value, Some(env.patience()))
+            stream.wait_host(value, Some(env.timeout()))
         };
         let later = expect_error(used(), "DeviceLost", "work on a lost device")?;
         check_eq!(later.to_string(), cause.to_string(), "a later error of a lost device");
@@ -287,7 +287,7 @@ fn wait_poisoned(env: &Env) -> Outcome {
         };
         check_eq!(e.to_string(), cause.to_string(), "the error for value {at}");
         check!(
-            start.elapsed() < env.patience() / 2,
+            start.elapsed() < env.timeout() / 2,
             "the error for value {at} took {:?}",
             start.elapsed()
         );

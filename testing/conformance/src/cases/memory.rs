@@ -613,14 +613,14 @@ fn nothing_lives(env: &Env) -> Outcome {
             let next = host_timeline.next();
             other.wait(next)?;
             host_timeline.signal(next.value())?;
-            other.synchronize_timeout(env.patience())?;
+            other.synchronize_timeout(env.timeout())?;
         }
         if caps.host_calls {
             other.host_call("counted", || Ok(()))?;
-            other.synchronize_timeout(env.patience())?;
+            other.synchronize_timeout(env.timeout())?;
         }
         drop((buffer, pinned, event, other));
-        runtime.close(env.patience())?;
+        runtime.close(env.timeout())?;
     }
     let mut last = Vec::new();
     let over = env.until("everything is gone", || {

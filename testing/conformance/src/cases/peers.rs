@@ -472,7 +472,7 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     check!(to.to_vec::<u8>(&y)? == bytes, "{what}: other bytes arrived");
     // Copies a part up to the middle and no further.
     stream.copy(y.part(7..1007)?, x.part(500..1500)?)?;
-    stream.synchronize_timeout(env.patience())?;
+    stream.synchronize_timeout(env.timeout())?;
     let got = to.to_vec::<u8>(&y)?;
     check!(
         got[7..1007].iter().all(|&b| b == 2),
@@ -521,7 +521,7 @@ fn current_stays(env: &Env) -> Outcome {
     let (stream, event) = (there.create_stream()?, there.create_event()?);
     stays("the creation of a stream and an event")?;
     stream.record(&event)?;
-    event.synchronize_timeout(env.patience())?;
+    event.synchronize_timeout(env.timeout())?;
     stays("a record and a wait")?;
     stream.fill(memory.view(), 1u8)?;
     there.synchronize()?;

@@ -45,17 +45,17 @@ fn fork(env: &Env) -> Outcome {
     env.drain(&stream)?;
     // The backend's threads sleep then.
     std::thread::sleep(Duration::from_millis(20));
-    let patience = env.patience();
+    let timeout = env.timeout();
     // SAFETY: the child calls the backend, which is the subject of the case, and leaves by `_exit`,
     // so none of the parent's objects are destroyed in it. The alarm ends the child in any case.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: the argument is a number of seconds.
         unsafe {
-            libc::alarm(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX).saturating_add(2))
+            libc::alarm(u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX).saturating_add(2))
         };
         let result = direct(&stream, &[fill(&buffer, 2, 1)])
-            .and_then(|v| stream.wait_host(v, Some(patience / 4)));
+            .and_then(|v| stream.wait_host(v, Some(timeout / 4)));
         let status = match result {
             Ok(()) => found::WORKED,
             Err(Error::Timeout(_)) => found::UNCLEAR,
@@ -108,7 +108,7 @@ fn nested(env: &Env) -> Outcome {
     let (kernel, buffer) = (env.kernel(TestKernel::Fill)?, env.buffer(&inner, 4096)?);
     for round in 0..5u32 {
         let (own, kernel) = (inner.clone(), kernel.clone());
-        let (bindings, patience) = ([bind(&buffer, Access::Write)], env.patience());
+        let (bindings, timeout) = ([bind(&buffer, Access::Write)], env.timeout());
         let call = HostCall::new("works", move || {
             let block = [TestKernel::BLOCK.min(kernel.block_threads), 1, 1];
             let params = round.to_le_bytes();
@@ -121,7 +121,7 @@ fn nested(env: &Env) -> Outcome {
                 params: &params,
             };
             let value = direct(&own, &[Op::Dispatch(op)])?;
-            own.wait_host(value, Some(patience))
+            own.wait_host(value, Some(timeout))
         });
         let value = direct(&outer, &[Op::Host(&call)])?;
         env.wait(&outer, value)?;

@@ -152,7 +152,7 @@ fn overlap(env: &Env) -> Outcome {
     // lives.
     unsafe { &*(shared.addr() as *const AtomicU32) }.store(0, Ordering::Release);
     let (spin, set) = (env.kernel(TestKernel::SpinUntilFlag)?, env.kernel(TestKernel::Fill)?);
-    let limit = u32::try_from(env.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
+    let limit = u32::try_from(env.timeout().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
     let waiting =
         env.dispatch(&a, &spin, 1, &[at(0, 4, Access::Read), at(256, 4, Access::Write)], &limit)?;
     a.flush()?;
@@ -248,7 +248,7 @@ fn query_pending(env: &Env) -> Outcome {
         check!(stream.refresh()? < value, "complete while it was held back");
         check_eq!(stream.timeline().check(value)?, false, "the query of held work");
     }
-    check!(start.elapsed() < env.patience() / 2, "100 queries took {:?}", start.elapsed());
+    check!(start.elapsed() < env.timeout() / 2, "100 queries took {:?}", start.elapsed());
     hold.release()?;
     env.wait(&stream, value)?;
     check!(stream.refresh()? >= value, "not complete after it was waited for");

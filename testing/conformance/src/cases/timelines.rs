@@ -122,7 +122,7 @@ fn timeouts(env: &Env) -> Outcome {
     // Never too short. The excess depends on the machine's load, but not in every try.
     let took = env.best_of(3, || wait(50, "a wait of 50 ms").map(drop))?;
     check!(took >= Duration::from_millis(49), "a wait of 50 ms took {took:?}");
-    check!(took < env.patience() / 2, "the fastest of three waits of 50 ms took {took:?}");
+    check!(took < env.timeout() / 2, "the fastest of three waits of 50 ms took {took:?}");
     host_timeline.signal_host(next)?;
     host_timeline.wait_host(next, Some(Duration::ZERO))?;
     Ok(())
@@ -175,7 +175,7 @@ fn wait_lists(env: &Env) -> Outcome {
     let host_timelines: Vec<_> =
         (0..3).map(|_| runtime.create_host_timeline()).collect::<leasehold::Result<_>>()?;
     let points: Vec<_> = host_timelines.iter().map(leasehold::HostTimeline::next).collect();
-    let (short, long) = (Duration::from_millis(10), env.patience());
+    let (short, long) = (Duration::from_millis(10), env.timeout());
     runtime.wait_for_timeout([], short)?;
     expect_error(
         runtime.wait_for_any(&[], short),
@@ -239,7 +239,7 @@ fn wait_lists(env: &Env) -> Outcome {
 fn eight_waiters(env: &Env) -> Outcome {
     let (host_timeline, next) = env.host_timeline()?;
     std::thread::scope(|scope| {
-        let wait = || host_timeline.wait_host(next, Some(env.patience()));
+        let wait = || host_timeline.wait_host(next, Some(env.timeout()));
         let waiters: Vec<_> = (0..8).map(|_| scope.spawn(wait)).collect();
         std::thread::sleep(Duration::from_millis(5));
         host_timeline.signal_host(next)?;
@@ -255,7 +255,7 @@ fn jump(env: &Env) -> Outcome {
     let (three, five, seven) = (next + 3, next + 5, next + 7);
     host_timeline.signal_host(three)?;
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| host_timeline.wait_host(five, Some(env.patience())));
+        let waiter = scope.spawn(|| host_timeline.wait_host(five, Some(env.timeout())));
         std::thread::sleep(Duration::from_millis(5));
         host_timeline.signal_host(seven)?;
         waiter.join().map_err(|_| Stop::Failed("the waiter panicked".into()))??;
@@ -269,13 +269,13 @@ fn ping_pong(env: &Env) -> Outcome {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             (0..rounds).try_for_each(|i| {
-                ping.wait_host(p + i, Some(env.patience()))?;
+                ping.wait_host(p + i, Some(env.timeout()))?;
                 pong.signal_host(q + i)
             })
         });
         for i in 0..rounds {
             ping.signal_host(p + i)?;
-            pong.wait_host(q + i, Some(env.patience()))?;
+            pong.wait_host(q + i, Some(env.timeout()))?;
         }
         other.join().map_err(|_| Stop::Failed("the other thread panicked".into()))??;
         Ok(())
@@ -358,7 +358,7 @@ fn diamond(env: &Env) -> Outcome {
 fn host_timeline_fails(env: &Env) -> Outcome {
     let (host_timeline, next) = env.host_timeline()?;
     let outcome = std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| host_timeline.wait_host(next, Some(env.patience())));
+        let waiter = scope.spawn(|| host_timeline.wait_host(next, Some(env.timeout())));
         std::thread::sleep(Duration::from_millis(5));
         host_timeline.fail(Error::state("first cause"));
         host_timeline.fail(Error::state("second cause"));
@@ -442,7 +442,7 @@ fn limit(env: &Env) -> Outcome {
 fn ended(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let (x, y) = (runtime.upload(&[1u32; 16])?, runtime.zeros::<u32>(16)?);
-    runtime.stream().synchronize_timeout(env.patience())?;
+    runtime.stream().synchronize_timeout(env.timeout())?;
     let gate = runtime.create_host_timeline()?;
     let (signalled, point) = (gate.next(), gate.at(gate.value() + 2));
     gate.signal(signalled.value())?;
@@ -456,11 +456,11 @@ fn ended(env: &Env) -> Outcome {
         })
         .transpose()?;
     drop(gate);
-    let end = |stream: &leasehold::Stream| stream.synchronize_timeout(env.patience());
+    let end = |stream: &leasehold::Stream| stream.synchronize_timeout(env.timeout());
     let stream = runtime.create_stream()?;
     let eager = stream.wait(point).and_then(|()| stream.fill(y.view(), 3u32));
     expect_error(eager.and_then(|()| end(&stream)), "InvalidState", "an eager wait")?;
-    let host = runtime.wait_for_timeout(point, env.patience());
+    let host = runtime.wait_for_timeout(point, env.timeout());
     expect_error(host, "InvalidState", "a wait of the host")?;
     if let Some(graph) = &graph {
         let stream = runtime.create_stream()?;
@@ -473,7 +473,7 @@ fn ended(env: &Env) -> Outcome {
         other.signal(other.value() + 10)?;
     }
     check!(point.timeline().check(point.value()).is_err(), "another one's signal is taken for it");
-    runtime.wait_for_timeout(signalled, env.patience())?;
+    runtime.wait_for_timeout(signalled, env.timeout())?;
     check_eq!(runtime.to_vec(&x)?, [1; 16], "what nothing should have written");
     Ok(())
 }
@@ -489,7 +489,7 @@ fn refused_reads(env: &Env) -> Outcome {
     bad.wait(gate.next())?;
     bad.fill(b.view(), 3u32)?;
     gate.fail(Error::NotFound("the producer".into()));
-    expect_error(bad.synchronize_timeout(env.patience()), "NotFound", "the stream that failed")?;
+    expect_error(bad.synchronize_timeout(env.timeout()), "NotFound", "the stream that failed")?;
     env.until("the failed stream is over", || bad.now().has_passed())?;
     expect_error(good.copy(c.view(), b.view()), "NotFound", "a copy of what failed")?;
     expect_error(good.runtime().to_vec(&b), "NotFound", "a download of what failed")?;
@@ -505,5 +505,5 @@ fn refused_reads(env: &Env) -> Outcome {
         graph.launch_on(&good)?;
         check_eq!(good.runtime().to_vec(&c)?, [6; 16], "a launch after an overwrite");
     }
-    Ok(good.synchronize_timeout(env.patience())?)
+    Ok(good.synchronize_timeout(env.timeout())?)
 }

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long the end of a backend waits for leases that the engine's threads hold.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A backend under test, and its simulated driver.
 pub trait Subject {
@@ -178,7 +178,7 @@ impl<S: Subject> Bench<S> {
         loop {
             match self.backend.shutdown() {
                 // A thread of the engine lets go of what work held after the work is over.
-                Err(Error::LeasesOutstanding { .. }) if begin.elapsed() < PATIENCE => {
+                Err(Error::LeasesOutstanding { .. }) if begin.elapsed() < TIMEOUT => {
                     thread::sleep(Duration::from_millis(1));
                 }
                 ended => break ended?,

@@ -262,7 +262,7 @@ unsafe impl Device for WrongDevice {
             let dry = self.defect == Defect::StaysEmpty;
             let depth = if dry { 40 << 20 } else { 1 << 34 };
             let well = DryWell { taken: AtomicU64::new(0), depth, refused: self.refused.clone() };
-            let debug = leasehold::backend::DebugAids {
+            let debug = leasehold::backend::DebugOptions {
                 red_zone: if dry { 0 } else { 4 << 10 },
                 ..Default::default()
             };

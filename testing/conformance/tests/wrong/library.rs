@@ -312,7 +312,7 @@ impl Factory for Wrong {
 fn tried(defect: Defect, cases: &[u16]) -> Report {
     let filter = Filter {
         wrap: Some(Wrap::Plain),
-        patience: Duration::from_millis(500),
+        timeout: Duration::from_millis(500),
         limit: Duration::from_secs(20),
         ..Filter::only(cases)
     };

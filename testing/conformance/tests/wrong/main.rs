@@ -137,7 +137,7 @@ const CHILD: &str = "LEASEHOLD_WRONG_CASE";
 fn filter(cases: &[u16], limit: Duration) -> Filter {
     Filter {
         wrap: Some(Wrap::Plain),
-        patience: Duration::from_millis(1500),
+        timeout: Duration::from_millis(1500),
         limit,
         ..Filter::only(cases)
     }

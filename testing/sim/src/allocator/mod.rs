@@ -58,7 +58,7 @@ pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing
     }
 }
 
-/// Bytes that the debug aids write or read at once.
+/// Bytes that the debug checks write or read at once.
 const PIECE: usize = 64 << 10;
 
 fn fill(machine: &Machine, at: u64, bytes: u64, byte: u8) -> Result<()> {

@@ -255,8 +255,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Writes memory without any order, for tests and debug aids. For the detector the memory stays
-    /// unwritten.
+    /// Writes memory without any order, for tests and debug checks. For the detector the memory
+    /// stays unwritten.
     ///
     /// # Errors
     /// `InvalidArgument` for an address without memory.

@@ -133,7 +133,7 @@ pub struct MachineConfig {
     /// another host thread could still help, by writing a word or raising a semaphore. Afterwards
     /// the wait reports a deadlock. With zero the machine assumes no other thread.
     /// 10 seconds by default.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The outcome of calls of ranks that do not fit each other; [`OnMismatch::Strict`] by default.
     pub on_mismatch: OnMismatch,
     /// The link over which ranks exchange bytes; [`Link::default`] by default.
@@ -161,7 +161,7 @@ impl Default for MachineConfig {
             detect: true,
             poison: None,
             trace: false,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             on_mismatch: OnMismatch::default(),
             link: Link::default(),
             loop_bound: 1 << 16,
@@ -219,10 +219,10 @@ impl MachineConfig {
         self
     }
 
-    /// Sets the patience of waits.
+    /// Sets the timeout of waits.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 

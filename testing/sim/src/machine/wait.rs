@@ -74,8 +74,8 @@ impl Monitor {
                 let now = (Instant::now(), state.steps);
                 let (since, _) = *idle.insert(idle.filter(|i| i.1 == now.1).unwrap_or(now));
                 if !called
-                    && (config.patience.is_zero()
-                        || timeout.is_none() && since.elapsed() >= config.patience)
+                    && (config.timeout.is_zero()
+                        || timeout.is_none() && since.elapsed() >= config.timeout)
                 {
                     return Err(Error::state(format!(
                         "dead-lock: nothing can run; {}",

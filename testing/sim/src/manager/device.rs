@@ -64,7 +64,7 @@ thread_local! {
 /// The time for which this machine is stepped between two requests to other backends.
 const SLICE: Duration = Duration::from_micros(500);
 /// The minimum time that another backend gets.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Common {
     /// A new semaphore with the timeline's present value.
@@ -271,7 +271,7 @@ impl Common {
             let waited = self.machine.wait_until(Some(left), over);
             // No work here can run, but the other backend may still be at work: wait for a bounded
             // time.
-            let given_up = deadline.unwrap_or(begun + self.machine.config().patience.max(PATIENCE));
+            let given_up = deadline.unwrap_or(begun + self.machine.config().timeout.max(TIMEOUT));
             if waited.is_ok() || Instant::now() >= given_up {
                 return waited;
             }

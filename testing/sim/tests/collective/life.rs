@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn the_others_of_a_lost_rank_name_it_abort_and_go_on_without_it() {
-    let machine = MachineConfig::seed(1).patience(Duration::from_millis(300));
+    let machine = MachineConfig::seed(1).timeout(Duration::from_millis(300));
     let bench = Bench::new(Over::Sim, 3, machine);
     bench.run(|r| {
         let comm = r.comm();

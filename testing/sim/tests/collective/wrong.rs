@@ -201,8 +201,8 @@ fn two_communicators_without_a_token_dead_lock_and_the_cycle_is_named() {
 }
 
 #[test]
-fn a_wait_without_a_limit_ends_in_a_dead_lock_after_the_machines_patience() {
-    let machine = MachineConfig::seed(1).patience(Duration::from_millis(300));
+fn a_wait_without_a_limit_ends_in_a_dead_lock_after_the_machines_timeout() {
+    let machine = MachineConfig::seed(1).timeout(Duration::from_millis(300));
     let bench = Bench::new(Over::Sim, 2, machine);
     bench.run(|r| {
         let (comm, m) = (r.comm(), Memory::new(r));

@@ -399,7 +399,7 @@ fn a_dead_lock_is_an_error_that_says_who_waits_for_what() {
 
 #[test]
 fn another_thread_may_end_a_wait() {
-    let m = Machine::new(config(12).patience(Duration::from_secs(10))).unwrap();
+    let m = Machine::new(config(12).timeout(Duration::from_secs(10))).unwrap();
     let (q, word) = (m.queue_create(0).unwrap(), m.host_alloc(8).unwrap());
     m.enqueue(q, Command::WaitValue { addr: word, value: 1 }).unwrap();
     let e = m.queue_synchronize(q, Some(Duration::from_millis(2))).unwrap_err();
@@ -649,7 +649,7 @@ fn what_concerns_no_device_goes_on_when_one_is_lost() {
 
 #[test]
 fn eight_threads_share_a_machine() {
-    let m = Machine::new(config(22).patience(Duration::from_secs(10))).unwrap();
+    let m = Machine::new(config(22).timeout(Duration::from_secs(10))).unwrap();
     let calls = Arc::new(AtomicU32::new(0));
     std::thread::scope(|scope| {
         for thread in 0..8u8 {
@@ -741,7 +741,7 @@ fn ranges_at_the_end_of_the_address_space_are_ranges() {
 
 #[test]
 fn a_wait_is_patient_while_other_threads_make_steps() {
-    let m = Machine::new(config(23).patience(Duration::from_millis(150))).unwrap();
+    let m = Machine::new(config(23).timeout(Duration::from_millis(150))).unwrap();
     let [a, b] = [0, 0].map(|device| m.queue_create(device).unwrap());
     let (word, at) = (m.host_alloc(8).unwrap(), m.alloc(0, 64).unwrap());
     m.enqueue(a, Command::WaitValue { addr: word, value: 1 }).unwrap();

@@ -64,7 +64,7 @@ fn kernels() -> KernelRegistry {
 }
 
 fn config(seed: u64) -> MachineConfig {
-    MachineConfig::seed(seed).kernels(kernels()).patience(std::time::Duration::ZERO)
+    MachineConfig::seed(seed).kernels(kernels()).timeout(std::time::Duration::ZERO)
 }
 
 fn machine(seed: u64) -> Machine {

@@ -139,10 +139,8 @@ fn execute(
     seed: u64,
     leave_out: Option<usize>,
 ) -> (Memory, Vec<Report>, Vec<Ran>, usize) {
-    let config = MachineConfig::seed(seed)
-        .kernels(kernels())
-        .trace(true)
-        .patience(std::time::Duration::ZERO);
+    let config =
+        MachineConfig::seed(seed).kernels(kernels()).trace(true).timeout(std::time::Duration::ZERO);
     let m = Machine::new(config).unwrap();
     let queues: Vec<QueueId> = (0..QUEUES).map(|_| m.queue_create(0).unwrap()).collect();
     let buffers: Vec<u64> = (0..BUFFERS).map(|_| m.alloc(0, BYTES).unwrap()).collect();

@@ -479,18 +479,18 @@ fn add<'a, T: Element>(
     }
 }
 
-/// Runs a plan on a target. `patience` is how long nothing may go on.
+/// Runs a plan on a target. `timeout` is how long nothing may go on.
 pub(super) fn play(
     target: &Target,
     seed: u64,
     faults: bool,
     plan: Plan,
-    patience: Duration,
+    timeout: Duration,
 ) -> std::result::Result<(), Stop> {
     let unable = |e: Error| Stop::Unable(format!("the devices cannot be opened: {e}"));
     let ranks = plan.ranks;
     // A rank gives up before the watch does, and its error names what it waits for.
-    let limit = patience.mul_f64(0.75);
+    let limit = timeout.mul_f64(0.75);
     let bench = target.open_ranks(seed, faults, ranks, limit).map_err(unable)?;
     let RankBench { under, runtimes, kernels, library } = bench;
     let worlds = World::threads(ranks).map_err(unable)?;
@@ -529,8 +529,8 @@ pub(super) fn play(
         let now = watch.done.load(Ordering::Relaxed);
         if now != last.0 {
             last = (now, Instant::now());
-        } else if last.1.elapsed() > patience {
-            watch.find(format!("nothing went on for {patience:?}{}", under.waits()()), true);
+        } else if last.1.elapsed() > timeout {
+            watch.find(format!("nothing went on for {timeout:?}{}", under.waits()()), true);
         }
     }
     if watch.stop.load(Ordering::SeqCst) {

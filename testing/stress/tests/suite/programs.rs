@@ -11,7 +11,7 @@ use std::time::Duration;
 
 fn options(device: &str, simulated: bool) -> Options {
     let mut options = Options::new(Target::new(device.parse().unwrap(), simulated).unwrap());
-    options.patience = Duration::from_secs(120);
+    options.timeout = Duration::from_secs(120);
     options
 }
 

@@ -7,15 +7,15 @@ use crate::devices::SEED;
 #[cfg(feature = "sim")]
 use crate::factories;
 #[cfg(feature = "sim")]
-use crate::simulated::unaided;
+use crate::simulated::no_debug_checks;
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::backend::DebugAids;
+use leasehold::backend::DebugOptions;
 use leasehold::backend::{Backend, KernelDesc};
 use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId};
-use leasehold_cli::commands::memory::AidsArguments;
 #[cfg(feature = "sim")]
 use leasehold_cli::commands::memory::AllocatorOptions;
+use leasehold_cli::commands::memory::DebugArguments;
 use leasehold_cli::commands::print_json;
 use leasehold_cli::failure::Failure;
 use leasehold_cli::host;
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TAG", value_parser = parse_tag)]
     tag: Option<Tag>,
     #[command(flatten)]
-    memory: AidsArguments,
+    memory: DebugArguments,
     /// Runs each case under the validating wrapper, too
     #[arg(long)]
     validated: bool,
@@ -66,8 +66,8 @@ fn parse_tag(text: &str) -> Result<Tag, String> {
     text.parse().map_err(|e: leasehold::Error| e.to_string())
 }
 
-/// The CPU backend under test, with these debug aids.
-struct Cpu(DebugAids);
+/// The CPU backend under test, with these debug checks.
+struct Cpu(DebugOptions);
 
 impl Cpu {
     fn make(&self, config: CpuConfig) -> leasehold::Result<Arc<dyn Backend>> {
@@ -111,23 +111,23 @@ impl Factory for Cpu {
 }
 
 /// The factory of a device's backend.
-fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Factory>, Failure> {
+fn factory(device: DeviceId, sim: bool, debug: DebugOptions) -> Result<Arc<dyn Factory>, Failure> {
     match (device.backend, sim) {
-        (BackendKind::Cpu, false) => Ok(Arc::new(Cpu(aids))),
+        (BackendKind::Cpu, false) => Ok(Arc::new(Cpu(debug))),
         (BackendKind::Cpu, true) => {
             Err(Failure::misuse("--sim: the CPU has no driver to simulate"))
         }
         #[cfg(feature = "cuda")]
-        (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda(aids))),
+        (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda(debug))),
         #[cfg(feature = "cuda")]
-        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda { seed: SEED, aids })),
+        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda { seed: SEED, debug })),
         #[cfg(feature = "mps")]
-        (BackendKind::Mps, false) => Ok(Arc::new(factories::Mps(aids))),
+        (BackendKind::Mps, false) => Ok(Arc::new(factories::Mps(debug))),
         #[cfg(feature = "mps")]
-        (BackendKind::Mps, true) => Ok(Arc::new(factories::SimulatedMps { seed: SEED, aids })),
+        (BackendKind::Mps, true) => Ok(Arc::new(factories::SimulatedMps { seed: SEED, debug })),
         #[cfg(feature = "sim")]
         (BackendKind::Sim, _) => {
-            unaided(device, AllocatorOptions { debug: aids, ..AllocatorOptions::default() })?;
+            no_debug_checks(device, AllocatorOptions { debug, ..AllocatorOptions::default() })?;
             Ok(Arc::new(factories::Simulated(SEED)))
         }
         (other, _) => {
@@ -202,8 +202,8 @@ const ADDRESSES: u64 = 1800 << 20;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     host::needs_addresses("the suite", ADDRESSES)?;
-    let aids = arguments.memory.aids()?;
-    let factory = factory(arguments.device, arguments.sim, aids)?;
+    let debug = arguments.memory.debug_checks()?;
+    let factory = factory(arguments.device, arguments.sim, debug)?;
     let mut filter = Filter {
         device: Some(arguments.device),
         numbers: numbers(&arguments.filter)?,
@@ -222,11 +222,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Some(device) = devices.into_iter().find(|d| d.id == arguments.device) else {
         return Err(Failure::new(format!("{}: there is no such device", arguments.device)));
     };
-    filter.isolation = Some(isolation(arguments, aids)?);
+    filter.isolation = Some(isolation(arguments, debug)?);
     quiet();
     let report = tried(factory, &filter, !arguments.json)?;
     if arguments.json {
-        print_json(&Told::new(device.id, device.name, arguments.sim, aids, &report))?;
+        print_json(&Told::new(device.id, device.name, arguments.sim, debug, &report))?;
     } else {
         show(&device.to_string(), &report)?;
     }
@@ -234,7 +234,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 }
 
 /// Cases that need a process of their own get this command again.
-fn isolation(arguments: &Arguments, aids: DebugAids) -> Result<Isolation, Failure> {
+fn isolation(arguments: &Arguments, debug: DebugOptions) -> Result<Isolation, Failure> {
     let program =
         std::env::current_exe().map_err(|e| Failure::new(format!("where this command is: {e}")))?;
     let (device, sim, thorough) = (arguments.device.to_string(), arguments.sim, arguments.thorough);
@@ -242,8 +242,8 @@ fn isolation(arguments: &Arguments, aids: DebugAids) -> Result<Isolation, Failur
         let mut command = Command::new(&program);
         command.args(["conformance", "--device", &device, "--isolated", case]);
         command.args(sim.then_some("--sim")).args(thorough.then_some("--thorough"));
-        if aids.any() {
-            command.args(["--memory-debug", &aids.to_string()]);
+        if debug.any() {
+            command.args(["--memory-debug", &debug.to_string()]);
         }
         command
     }))
@@ -366,7 +366,7 @@ struct Told<'a> {
     device: String,
     name: String,
     simulated: bool,
-    /// The debug aids for memory; empty without any.
+    /// The debug checks for memory; empty without any.
     memory_debug: String,
     ok: bool,
     passed: usize,
@@ -382,7 +382,7 @@ impl<'a> Told<'a> {
         device: DeviceId,
         name: String,
         simulated: bool,
-        aids: DebugAids,
+        debug: DebugOptions,
         report: &'a Report,
     ) -> Self {
         let [passed, failed, skipped] = counts(report);
@@ -391,7 +391,7 @@ impl<'a> Told<'a> {
             device: device.to_string(),
             name,
             simulated,
-            memory_debug: aids.to_string(),
+            memory_debug: debug.to_string(),
             ok: report.ok(),
             passed,
             failed,

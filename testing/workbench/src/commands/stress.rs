@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     faults: bool,
     /// Seconds without progress after which a program hangs
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    patience: u32,
+    timeout: u32,
     /// Seconds for the reduction of a failing program
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     shrink: u32,
@@ -94,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Through::C => Border::C,
     };
     options.faults = arguments.faults;
-    options.patience = Duration::from_secs(arguments.patience.into());
+    options.timeout = Duration::from_secs(arguments.timeout.into());
     options.shrink = Duration::from_secs(arguments.shrink.into());
     let report = tried(&options);
     let unable = report.unable.as_deref().map(|why| Failure::new(format!("{device}: {why}")));

@@ -84,12 +84,12 @@ fn what_a_device_has_not_got_is_said() {
     assert_eq!(output.status.code(), Some(2));
     #[cfg(feature = "cuda")]
     {
-        let aids =
-            "leasehold: memory debug aids (pass-through): sim:0 has none; cuda:0 --sim has\n";
+        let debug =
+            "leasehold: memory debug checks (pass-through): sim:0 has none; cuda:0 --sim has\n";
         let records = "leasehold: sim:0 records no memory trace or snapshot; cuda:0 --sim does\n";
         for (command, wish, value, message) in [
-            ("conformance", "--memory-debug", "pass-through", aids),
-            ("run", "--memory-debug", "pass-through", aids),
+            ("conformance", "--memory-debug", "pass-through", debug),
+            ("run", "--memory-debug", "pass-through", debug),
             ("run", "--memory-trace", "no/such/directory/t.csv", records),
             ("run", "--memory-snapshot", "no/such/directory/s.json", records),
             ("run", "--report", "no/such/directory/r.html", records),

@@ -149,7 +149,7 @@ fn weights_that_are_no_numbers_give_no_token() {
 #[cfg(feature = "cuda")]
 #[test]
 fn debug_aids_that_cannot_be_are_named_with_a_cure() {
-    for aids in ["guard", "poison"] {
+    for debug in ["guard", "poison"] {
         let output = bounded(&[
             "run",
             "--tokens",
@@ -158,11 +158,11 @@ fn debug_aids_that_cannot_be_are_named_with_a_cure() {
             "cuda:0",
             "--sim",
             "--memory-debug",
-            aids,
+            debug,
         ]);
         has(
             &line(&output, 2),
-            &["--memory-debug", aids, "cuda:0", "pass-through", "the CPU has all"],
+            &["--memory-debug", debug, "cuda:0", "pass-through", "the CPU has all"],
         );
     }
 }

@@ -31,7 +31,7 @@ impl<N: DriverStream> StreamCore<N> {
         resume_waiting(&self.core.tables, self.timeline().id(), u64::MAX);
         self.finish_failed();
         if !self.timeline().is_idle() {
-            self.watch();
+            self.enlist();
         }
     }
 

@@ -97,7 +97,7 @@ impl<N: DriverStream> StreamCore<N> {
         if self.wanted.load(Ordering::Acquire) >= value {
             let signalled = self.signal_locked(&mut self.state.lock());
             self.note_unsignalled(signalled);
-            self.watch();
+            self.enlist();
         }
         if held {
             self.pump();

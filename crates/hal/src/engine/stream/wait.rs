@@ -97,13 +97,13 @@ impl<N: DriverStream> StreamCore<N> {
             let result = self.signal_locked(&mut self.state.lock());
             result.map_err(|e| self.core.settle(e))?;
         }
-        self.watch();
+        self.enlist();
         Ok(())
     }
 
     /// The timeline's publisher.
     pub(crate) fn publish_for(&self, value: u64, timeout: Option<Duration>) {
-        if self.core.watch.is_inline() {
+        if self.core.threads.is_inline() {
             // The timeline shows the outcome.
             let _ = self.wait_host(value, timeout);
         } else if let Err(error) = self.want(value) {
@@ -133,8 +133,8 @@ impl<N: DriverStream> StreamCore<N> {
 
     /// Without threads, does the work that a thread would do.
     pub(crate) fn serve_inline(&self) {
-        if self.core.watch.is_inline() {
-            self.core.watch.round();
+        if self.core.threads.is_inline() {
+            self.core.threads.round();
         }
     }
 

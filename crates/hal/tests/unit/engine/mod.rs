@@ -7,7 +7,7 @@ use crate::engine::partitions::StreamKey;
 use crate::engine::state::Job;
 use crate::engine::steps::Steps;
 use crate::engine::tables::Tables;
-use crate::engine::watch::Watch;
+use crate::engine::threads::Threads;
 use crate::engine::{Engine, EngineConfig, StreamCore};
 use crate::{DeviceId, Fill, ForeignCall, GraphExec, HostCall, Op};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -196,8 +196,8 @@ unsafe impl DriverStream for RecorderStream {
     }
 
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
-        // The stream stands still, so its function is due when the test lets it go. The watcher
-        // and waiting threads query the stream as well.
+        // The stream stands still, so its function is due when the test lets it go. The completion
+        // thread and waiting threads query the stream as well.
         drop(call);
         Ok(())
     }
@@ -530,15 +530,15 @@ fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
 fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
     let rig = rig();
     let stream = rig.engine.stream(&StreamKey::default())?;
-    let watch = Watch::new(DeviceId::cuda(0), false, Duration::ZERO);
-    watch.add(&stream);
-    watch.close();
-    let thread = watch.take_thread();
+    let threads = Threads::new(DeviceId::cuda(0), false, Duration::ZERO);
+    threads.add(&stream);
+    threads.close();
+    let thread = threads.take_thread();
     assert!(thread.is_some_and(|t| t.join().is_ok()));
     let before = Arc::strong_count(&stream);
-    watch.add(&stream);
+    threads.add(&stream);
     assert_eq!(Arc::strong_count(&stream), before + 1);
-    watch.join();
+    threads.join();
     assert_eq!(Arc::strong_count(&stream), before);
     Ok(())
 }
@@ -557,10 +557,10 @@ fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
         other.note_wait(source.timeline().at(value + 1));
     }
     assert!(
-        waiting.watched.load(Ordering::Acquire),
+        waiting.listed.load(Ordering::Acquire),
         "the note is gone, and nobody goes on with the stream"
     );
-    assert!(!other.watched.load(Ordering::Acquire), "its point is not over");
+    assert!(!other.listed.load(Ordering::Acquire), "its point is not over");
     Ok(())
 }
 
@@ -579,7 +579,7 @@ fn a_submission_waits_for_room_before_its_lock_and_held_back_work_is_tried_again
     rig.device.full.store(true, Ordering::Release);
     crate::HostTimeline::signal_host(&*host_timeline, gate.value())?;
     assert_eq!(rig.device.take(), [""; 0]);
-    assert!(stream.needs_attention(), "the watcher tries again");
+    assert!(stream.needs_attention(), "the completion thread tries again");
     assert!(stream.is_moving(), "a shutdown waits for the stream");
     rig.device.full.store(false, Ordering::Release);
     stream.wait_host(last.value(), None)?;
@@ -742,7 +742,7 @@ fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> 
     until(&entered)();
     second.signal()?;
     rig.engine.close();
-    // The watcher makes some hundred rounds meanwhile.
+    // The completion thread makes some hundred rounds meanwhile.
     thread::sleep(Duration::from_millis(200));
     assert!(!last.timeline().check(last.value())?);
     over.store(true, Ordering::Release);
@@ -752,7 +752,7 @@ fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> 
     Ok(())
 }
 
-/// A host call may end its backend, and then waits for the end of the watcher.
+/// A host call may end its backend, and then waits for the end of the completion thread.
 #[test]
 fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline() -> Result<()> {
     let rig = rig();
@@ -762,7 +762,7 @@ fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline()
     let call = HostCall::new("nothing", || Ok(()));
     submit(&stream, &[Op::Wait(of_another_backend.timeline().at(value)), Op::Host(&call)])?;
     let last = submit(&stream, &[Op::Fill(fill(1))])?;
-    assert!(stream.needs_attention(), "the watcher looks at the other timeline");
+    assert!(stream.needs_attention(), "the completion thread looks at the other timeline");
     of_another_backend.complete(value);
     stream.pump();
     assert!(!stream.needs_attention(), "the call resumes the stream");
@@ -774,7 +774,7 @@ fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline()
 #[test]
 fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Result<()> {
     struct Attend(
-        Arc<Watch<StreamCore<RecorderStream>, Job<RecorderStream>>>,
+        Arc<Threads<StreamCore<RecorderStream>, Job<RecorderStream>>>,
         Arc<StreamCore<RecorderStream>>,
     );
     impl Drop for Attend {
@@ -789,7 +789,7 @@ fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Resul
         let of_another_backend = TimelineOwner::take()?;
         let gate = of_another_backend.timeline().now().value() + 1;
         let gate = of_another_backend.timeline().at(gate);
-        let attend = Attend(engine.watch.clone(), other.clone());
+        let attend = Attend(engine.threads.clone(), other.clone());
         let call = HostCall::new("never", move || {
             let _ = &attend;
             Ok(())
@@ -801,7 +801,7 @@ fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Resul
         let mut looks = 0;
         while !joined.is_finished() {
             looks += 1;
-            assert!(looks < 10_000, "the watcher waits for itself");
+            assert!(looks < 10_000, "the completion thread waits for itself");
             thread::sleep(Duration::from_millis(1));
         }
         let error = last.timeline().check(last.value()).unwrap_err();

@@ -294,7 +294,7 @@ fn bad_arguments_are_refused_by_name() {
 
 #[test]
 fn ranks_wait_for_each_other_to_join_and_a_missing_one_is_named() {
-    let m = Machine::new(config(1).devices(3, 1 << 20).patience(Duration::from_secs(10))).unwrap();
+    let m = Machine::new(config(1).devices(3, 1 << 20).timeout(Duration::from_secs(10))).unwrap();
     let key = m.comm_key();
     let join =
         |rank| m.comm_join(&CommJoin { key, name: "tp", size: 3, rank, device: rank }).unwrap();

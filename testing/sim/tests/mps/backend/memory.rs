@@ -1,7 +1,7 @@
 //! The allocator over placement heaps.
 
 use super::bench::*;
-use leasehold_alloc::{DebugAids, HostKind, Layout};
+use leasehold_alloc::{DebugOptions, HostKind, Layout};
 use leasehold_core::{Error, Result};
 use leasehold_hal::{Backend, MemoryKind};
 use leasehold_mps::MpsConfig;
@@ -120,8 +120,9 @@ fn the_allocator_of_a_second_source_is_its_holders() {
 
 #[test]
 fn debug_aids_work_in_shared_storage() {
-    let bench =
-        Bench::new(MpsConfig::default().debug(DebugAids { poison: true, ..DebugAids::default() }));
+    let bench = Bench::new(
+        MpsConfig::default().debug(DebugOptions { poison: true, ..DebugOptions::default() }),
+    );
     let device = bench.open();
     let (nobody, memory) = (Nobody::new(), device.memory(MemoryKind::Device).unwrap());
     let block = memory.alloc(Layout::new(4096), nobody.on()).unwrap();

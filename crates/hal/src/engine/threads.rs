@@ -11,12 +11,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Wakes the watcher. The driver's callbacks may call it.
+/// Wakes the completion thread. The driver's callbacks may call it.
 #[derive(Clone, Default)]
 pub(crate) struct Waker(pub(crate) Arc<OnceLock<Thread>>);
 
 impl Waker {
-    /// Wakes the watcher.
+    /// Wakes the completion thread.
     pub(crate) fn wake(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();
@@ -38,7 +38,7 @@ pub(crate) struct Calls<S, J> {
 }
 
 /// The threads of a context and their work.
-pub(crate) struct Watch<S, J> {
+pub(crate) struct Threads<S, J> {
     pub(crate) id: DeviceId,
     pub(crate) inline: bool,
     pub(crate) interval: Duration,
@@ -49,7 +49,7 @@ pub(crate) struct Watch<S, J> {
     pub(crate) closing: AtomicBool,
 }
 
-impl<S, J> Watch<S, J> {
+impl<S, J> Threads<S, J> {
     /// Makes the state without threads. `interval`: the time between queries of the device.
     pub(crate) fn new(id: DeviceId, inline: bool, interval: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -75,12 +75,12 @@ impl<S, J> Watch<S, J> {
         self.inline
     }
 
-    /// A handle that wakes the watcher.
+    /// A handle that wakes the completion thread.
     pub(crate) fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// The watcher's thread, for a test that waits for its end.
+    /// The completion thread's thread, for a test that waits for its end.
     #[cfg(test)]
     pub(crate) fn take_thread(&self) -> Option<JoinHandle<()>> {
         self.list.lock().thread.take()
@@ -97,9 +97,9 @@ impl<S, J> Watch<S, J> {
     }
 }
 
-impl<S, J> fmt::Debug for Watch<S, J> {
+impl<S, J> fmt::Debug for Threads<S, J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch")
+        f.debug_struct("Threads")
             .field("id", &self.id)
             .field("inline", &self.inline)
             .field("streams", &self.list.lock().streams.len())

@@ -1,17 +1,17 @@
 //! The committed command buffers of a stream, in their order.
 //!
 //! # Protocol
-//! - sequence number. Meaning: the value of the line's shared event that a command buffer signals.
+//! - sequence number. Meaning: the value of the list's shared event that a command buffer signals.
 //!   Written: at the commit.
 //! - `completed`. Meaning: command buffers up to this number, and their waits, are over. Written:
 //!   by observers.
 //! - `reached`. Meaning: the stream's submissions up to this value are over. Written: by observers.
 //!
-//! A command buffer that waited for another line is over for its observers once the other line's
-//! outcome is known. So a failure of the other line is noticed before a value behind it is
+//! A command buffer that waited for another list is over for its observers once the other list's
+//! outcome is known. So a failure of the other list is noticed before a value behind it is
 //! published.
 //!
-//! Threads that observe the line drop the objects that a command buffer kept.
+//! Threads that observe the list drop the objects that a command buffer kept.
 //!
 //! This module must not know operations.
 
@@ -63,7 +63,7 @@ impl Flight {
     /// A driver error.
     pub(crate) fn wait(&self) -> Result<()> {
         if !self.is_over() {
-            // SAFETY: this value keeps the command buffer live. A line adds the value after the
+            // SAFETY: this value keeps the command buffer live. A list adds the value after the
             // commit. No handler calls this function.
             unsafe { self.outcome.ops().wait_completed(self.command.native)? };
             if !self.poll()? {
@@ -78,25 +78,25 @@ impl Flight {
 #[derive(Default)]
 pub(crate) struct Kept {
     pub(crate) pipelines: Vec<Lease<Pipeline>>,
-    /// The lines that the command buffer waits for, with their sequence numbers.
+    /// The lists that the command buffer waits for, with their sequence numbers.
     pub(crate) waits: Vec<Mark>,
 }
 
-/// A position on a line: its event and a value of it.
+/// A position on a list: its event and a value of it.
 #[derive(Clone)]
 pub struct Mark {
-    pub(crate) line: Arc<Line>,
+    pub(crate) in_flight: Arc<InFlight>,
     pub(crate) seq: u64,
 }
 
 impl Mark {
-    /// Whether the line is known to be done up to the mark.
+    /// Whether the list is known to be done up to the mark.
     pub(crate) fn is_over(&self) -> bool {
-        self.line.completed.load(Ordering::Acquire) >= self.seq
+        self.in_flight.completed.load(Ordering::Acquire) >= self.seq
     }
 }
 
-/// A command buffer in the order of a line.
+/// A command buffer in the order of a list.
 struct Pending {
     flight: Arc<Flight>,
     /// The first value of a submission with work in the command buffer.
@@ -113,7 +113,7 @@ struct State {
 }
 
 /// The committed command buffers of a stream.
-pub(crate) struct Line {
+pub(crate) struct InFlight {
     signal: Arc<Signal>,
     event: Lease<EventState>,
     _held: Held,
@@ -126,8 +126,8 @@ pub(crate) struct Line {
     state: Mutex<State>,
 }
 
-impl Line {
-    /// A line over a shared event, which no command buffer will signal any more, of a stream whose
+impl InFlight {
+    /// A list over a shared event, which no command buffer will signal any more, of a stream whose
     /// values up to `start` are over.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Line {
         start: u64,
     ) -> Result<Arc<Self>> {
         let AnyEvent::Shared(native) = event.native() else {
-            return Err(Error::state("a line needs a shared event"));
+            return Err(Error::state("a list of command buffers needs a shared event"));
         };
         let last = event.issued();
         Ok(Arc::new(Self {
@@ -157,7 +157,7 @@ impl Line {
         }))
     }
 
-    /// The event, which the line keeps live.
+    /// The event, which the list keeps live.
     pub(crate) fn event(&self) -> NativeSharedEvent {
         self.signal.event
     }
@@ -167,12 +167,12 @@ impl Line {
         self.committed.load(Ordering::Acquire)
     }
 
-    /// Whether all committed command buffers are over, as far as the line was observed.
+    /// Whether all committed command buffers are over, as far as the list was observed.
     pub(crate) fn is_idle(&self) -> bool {
         self.state.lock().pending.is_empty()
     }
 
-    /// The stream's submissions up to this value are over, as far as the line was observed.
+    /// The stream's submissions up to this value are over, as far as the list was observed.
     pub(crate) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Acquire)
     }
@@ -187,7 +187,7 @@ impl Line {
     ///
     /// # Safety
     /// - The command buffer is live and not committed. The memory that its work touches may be used
-    ///   until the line has seen its end. `kept` has all other objects that it uses.
+    ///   until the list has seen its end. `kept` has all other objects that it uses.
     pub(crate) unsafe fn commit(
         &self,
         command: Owned<NativeCommandBuffer>,
@@ -197,7 +197,7 @@ impl Line {
     ) -> Arc<Flight> {
         let seq = self.event.next_value();
         let before = self.committed.swap(seq, Ordering::AcqRel);
-        let mut waits: Vec<_> = kept.waits.iter().map(|w| (w.line.event(), w.seq)).collect();
+        let mut waits: Vec<_> = kept.waits.iter().map(|w| (w.in_flight.event(), w.seq)).collect();
         if before != self.start {
             waits.push((self.event(), before));
         }
@@ -206,7 +206,7 @@ impl Line {
         let native = flight.command.native;
         let (ops, handled) = (outcome.ops(), outcome.clone());
         // SAFETY: the command buffer is live, has no open encoder and is not committed (the
-        // caller's promise). The line keeps the event until the outcome is known.
+        // caller's promise). The list keeps the event until the outcome is known.
         let committed = unsafe {
             ops.encode_signal(native, self.signal.event.into(), seq)
                 .and_then(|()| ops.on_completed(native, Box::new(move |c| handled.settle(c))))
@@ -243,7 +243,7 @@ impl Line {
         }
     }
 
-    /// Asks the driver which command buffers are over. The caller holds no lock of a line.
+    /// Asks the driver which command buffers are over. The caller holds no lock of a list.
     ///
     /// # Errors
     /// A driver error.
@@ -255,7 +255,7 @@ impl Line {
                 break;
             }
             if let Some(wait) = wait {
-                wait.line.observe()?;
+                wait.in_flight.observe()?;
                 if !wait.is_over() {
                     break;
                 }
@@ -302,7 +302,7 @@ impl Line {
             let Some((flight, wait)) = self.front() else { return Ok(()) };
             flight.wait()?;
             if let Some(wait) = wait {
-                let other = wait.line.front();
+                let other = wait.in_flight.front();
                 other.map_or(Ok(()), |(flight, _)| flight.wait())?;
                 thread::yield_now();
             }
@@ -319,15 +319,15 @@ fn error_of(number: i32, text: &str) -> Error {
     Error::Driver { api: "MTLCommandBuffer", code: number, name }
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let completed = self.completed.load(Ordering::Relaxed);
-        write!(f, "Line({completed} of {})", self.last())
+        write!(f, "InFlight({completed} of {})", self.last())
     }
 }
 
 impl fmt::Debug for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mark({} of {:?})", self.seq, self.line)
+        write!(f, "Mark({} of {:?})", self.seq, self.in_flight)
     }
 }

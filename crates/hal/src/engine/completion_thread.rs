@@ -2,13 +2,13 @@
 //! calls. The threads start at their first use. Without work they are parked.
 //!
 //! # Protocol
-//! A stream that needs attention is put on the list once (`watched`). The watcher serves each
-//! stream of the list and keeps those that need more attention. A thread that puts a stream on the
-//! list unparks the watcher; a park token ensures that no wake-up is lost. The driver's own
-//! callbacks only wake the watcher.
+//! A stream that needs attention is put on the list once (`listed`). The completion thread serves
+//! each stream of the list and keeps those that need more attention. A thread that puts a stream on
+//! the list unparks the completion thread; a park token ensures that no wake-up is lost. The
+//! driver's own callbacks only wake the completion thread.
 //!
-//! A watcher that closes serves the list as long as the work of a stream on it continues by itself.
-//! It does not wait for a host timeline or for another backend.
+//! A completion thread that closes serves the list as long as the work of a stream on it continues
+//! by itself. It does not wait for a host timeline or for another backend.
 //!
 //! Without threads (`inline`), a thread that waits or queries makes a round and runs host calls
 //! itself.
@@ -17,25 +17,25 @@
 
 use crate::engine::driver::DriverStream;
 use crate::engine::state::{Job, StreamCore};
-use crate::engine::watch::{List, Watch};
+use crate::engine::threads::{List, Threads};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, thread};
 use std::time::Duration;
 
 /// The most host calls that run at a time.
 const CALLERS_MAX: u32 = 8;
-/// Rounds without progress before the watcher sleeps.
+/// Rounds without progress before the completion thread sleeps.
 const EAGER: u32 = 200;
 /// The longest sleep.
 const NAP_MAX: Duration = Duration::from_micros(500);
-/// In every round of this number without progress, the watcher queries the driver, which finds a
-/// lost context.
+/// In every round of this number without progress, the completion thread queries the driver, which
+/// finds a lost context.
 const LOOK_EVERY: u32 = 16;
 
-impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
+impl<N: DriverStream> Threads<StreamCore<N>, Job<N>> {
     /// Puts a stream on the list, unless the stream is on it.
     pub(crate) fn add(self: &Arc<Self>, stream: &Arc<StreamCore<N>>) {
-        if stream.watched.swap(true, Ordering::AcqRel) {
+        if stream.listed.swap(true, Ordering::AcqRel) {
             return;
         }
         {
@@ -49,9 +49,9 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
     }
 
     fn start(self: &Arc<Self>, list: &mut List<StreamCore<N>>) {
-        let watch = self.clone();
+        let threads = self.clone();
         let name = format!("lh-{}-watch", self.id.to_string().replace(':', ""));
-        match thread::Builder::new().name(name).spawn(move || watch.watch_loop()) {
+        match thread::Builder::new().name(name).spawn(move || threads.completion_loop()) {
             Ok(handle) => {
                 let _ = self.waker.0.set(handle.thread().clone());
                 list.thread = Some(handle);
@@ -60,7 +60,7 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
             Err(error) => {
                 // A waiting thread makes progress by itself. The next stream that needs attention
                 // tries again.
-                tracing::error!(%error, "the watcher of {} could not be started", self.id);
+                tracing::error!(%error, "the completion thread of {} could not be started", self.id);
             }
         }
     }
@@ -78,9 +78,9 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
             if stream.needs_attention() {
                 return true;
             }
-            stream.watched.store(false, Ordering::Release);
+            stream.listed.store(false, Ordering::Release);
             // Another thread may have asked for attention just before.
-            stream.needs_attention() && !stream.watched.swap(true, Ordering::AcqRel)
+            stream.needs_attention() && !stream.listed.swap(true, Ordering::AcqRel)
         });
         let any = !streams.is_empty();
         let mut list = self.list.lock();
@@ -89,8 +89,8 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
         (any || !list.streams.is_empty(), news)
     }
 
-    /// The watcher's main loop.
-    fn watch_loop(self: Arc<Self>) {
+    /// The completion thread's main loop.
+    fn completion_loop(self: Arc<Self>) {
         let mut quiet = 0u32;
         let mut nap = self.interval.max(Duration::from_micros(20));
         loop {
@@ -132,9 +132,9 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
             return;
         }
         if (calls.tasks.len() as u32) > calls.idle && calls.threads < CALLERS_MAX {
-            let watch = self.clone();
+            let threads = self.clone();
             let name = format!("lh-{}-call{}", self.id.to_string().replace(':', ""), calls.threads);
-            match thread::Builder::new().name(name).spawn(move || watch.call_loop()) {
+            match thread::Builder::new().name(name).spawn(move || threads.call_loop()) {
                 Ok(handle) => {
                     calls.threads += 1;
                     calls.handles.push(handle);
@@ -198,7 +198,8 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
         if self.inline {
             self.round();
         }
-        // A host call that ended last may have put its stream on the list after the watcher ended.
+        // A host call that ended last may have put its stream on the list after the completion
+        // thread ended.
         while self.drop_streams() {}
     }
 
@@ -217,11 +218,11 @@ impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
 }
 
 impl<N: DriverStream> StreamCore<N> {
-    /// Puts the stream on the watcher's list. The watcher serves the stream as long as it needs
-    /// attention.
-    pub(crate) fn watch(&self) {
+    /// Puts the stream on the completion thread's list. The completion thread serves the stream as
+    /// long as it needs attention.
+    pub(crate) fn enlist(&self) {
         if let Some(stream) = self.me.upgrade() {
-            self.core.watch.add(&stream);
+            self.core.threads.add(&stream);
         }
     }
 }
