@@ -44,7 +44,6 @@ mod frame;
 #[cfg(not(loom))]
 mod global;
 mod heap;
-mod int_map;
 mod links;
 mod local;
 mod lock;

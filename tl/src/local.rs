@@ -18,6 +18,7 @@
 //!
 //! This module must not know when a scope, a frame or an object ends.
 
+use rustc_hash::FxHashMap;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
 
@@ -25,7 +26,6 @@ use leasehold_core::sync::atomic::Ordering::Relaxed;
 
 use crate::dead::{Dead, Waiting};
 use crate::heap::{NoMemory, Owned};
-use crate::int_map::IntMap;
 use crate::misuse::{LastError, Misuse};
 use crate::names::NameCache;
 use crate::shared::{HOOKS, LOG, ORPHANS, Published, ScopeExitHook, SharedRef, bump};
@@ -133,7 +133,7 @@ pub(crate) struct Local {
     pub(crate) deferred: Stack<Deferred>,
     pub(crate) hooks: Stack<(ScopeExitHook, u64)>,
     /// Newest records of objects whose entry points to another thread's.
-    pub(crate) foreign: RefCell<IntMap<usize, u32>>,
+    pub(crate) foreign: RefCell<FxHashMap<usize, u32>>,
     pub(crate) pending: Stack<Dead>,
     pub(crate) destroying: Cell<bool>,
     pub(crate) waiting: Stack<Waiting>,
@@ -169,7 +169,7 @@ impl Local {
             base_frames: Cell::new(0),
             deferred: Stack::new(),
             hooks: Stack::new(),
-            foreign: RefCell::new(IntMap::default()),
+            foreign: RefCell::new(FxHashMap::default()),
             pending: Stack::new(),
             destroying: Cell::new(false),
             waiting: Stack::new(),

@@ -4,13 +4,13 @@
 //! by the string's address and checked against its bytes. This module must not know which objects
 //! have the names.
 
+use rustc_hash::FxHashMap;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_char;
 use std::fmt;
 
 use crate::heap::NoMemory;
-use crate::int_map::IntMap;
 use crate::lock::SpinLock;
 
 /// Names longer than this are cut.
@@ -26,13 +26,13 @@ const OTHER: u32 = 1;
 const FIRST: usize = 2;
 
 pub(crate) struct Interner {
-    ids: IntMap<&'static [u8], u32>,
+    ids: FxHashMap<&'static [u8], u32>,
     names: Vec<&'static [u8]>,
 }
 
 impl Interner {
     const fn new() -> Self {
-        Self { ids: HashMap::with_hasher(std::hash::BuildHasherDefault::new()), names: Vec::new() }
+        Self { ids: HashMap::with_hasher(rustc_hash::FxBuildHasher), names: Vec::new() }
     }
 }
 

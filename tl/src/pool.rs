@@ -3,9 +3,8 @@
 //! The pool knows addresses and keys. It must not read or destroy a tensor, and has no lock.
 //! Callers get the tensors that leave it for ever, and destroy them outside their locks.
 
+use rustc_hash::FxHashMap;
 use std::fmt;
-
-use crate::int_map::IntMap;
 
 /// A tensor as compiled code sees it: an address. The tensor's destructor knows the type.
 #[repr(C)]
@@ -176,8 +175,8 @@ struct Bucket {
 pub(crate) struct Pool {
     buckets: Vec<Bucket>,
     vacant: Vec<usize>,
-    by_key: IntMap<TensorKey, usize>,
-    by_address: IntMap<usize, usize>,
+    by_key: FxHashMap<TensorKey, usize>,
+    by_address: FxHashMap<usize, usize>,
     newest: usize,
     oldest: usize,
     bytes: u64,
@@ -194,8 +193,8 @@ impl Pool {
         Self {
             buckets: Vec::new(),
             vacant: Vec::new(),
-            by_key: IntMap::default(),
-            by_address: IntMap::default(),
+            by_key: FxHashMap::default(),
+            by_address: FxHashMap::default(),
             newest: NIL,
             oldest: NIL,
             bytes: 0,

@@ -1,9 +1,9 @@
 //! Leak report: the live objects, by kind and name.
 
+use rustc_hash::FxHashMap;
 use std::fmt;
 
 use crate::heap::NoMemory;
-use crate::int_map::IntMap;
 use crate::local::Local;
 use crate::names::{self, Name};
 use crate::table::{EntryState, Kind};
@@ -94,7 +94,7 @@ impl fmt::Display for Shown {
 impl Local {
     /// The groups of live objects, the largest number first.
     pub(crate) fn leak_groups(&self) -> Result<Vec<Group>, NoMemory> {
-        let mut sums: IntMap<(u8, u32), (Kind, Sum)> = IntMap::default();
+        let mut sums: FxHashMap<(u8, u32), (Kind, Sum)> = FxHashMap::default();
         self.shared.table.for_each(|entry| {
             if entry.state == EntryState::Live {
                 sums.try_reserve(1).map_err(|_| NoMemory)?;

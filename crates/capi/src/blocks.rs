@@ -8,8 +8,8 @@ use crate::source::Source;
 use crate::status::no_memory;
 use leasehold::{Buffer, Error, Lease, Result};
 use leasehold_core::sync::{Arc, Mutex};
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 const SHARDS: usize = 64;
 
@@ -31,28 +31,8 @@ impl Block {
     }
 }
 
-/// Hashes addresses, which the allocator chooses: no caller can make them collide.
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, addr: u64) {
-        // Addresses end in zeros: both halves of the product count.
-        let product = u128::from(addr) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = (product >> 64) as u64 ^ product as u64;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// Blocks by address.
-type Shard = HashMap<u64, Block, BuildHasherDefault<AddressHasher>>;
+/// Blocks by address. The allocator chooses addresses, so no caller can make them collide.
+type Shard = FxHashMap<u64, Block>;
 
 /// The blocks of a device. `None` once the device is closed. Each lock is a leaf; only
 /// [`close`](Blocks::close) holds several.

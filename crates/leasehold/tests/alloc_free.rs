@@ -4,41 +4,19 @@
 //!
 //! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
 
-use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold::kernel::{
     CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops,
 };
 use leasehold::{
     Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View,
 };
-use std::alloc::{GlobalAlloc, Layout, System};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Stats, StatsAlloc};
+use std::alloc::System;
 use std::sync::Arc;
 
-struct Counting;
-
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: everything is the system's allocator; counting changes nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 unsafe fn increment(args: &CpuArgs<'_>) {
     // SAFETY: each tile has an element of its own.
@@ -141,12 +119,15 @@ fn main() -> Result<()> {
         };
         rounds(200)?;
         let before = map();
-        let (calls, driver) =
-            (CALLS.load(Ordering::SeqCst), runtime.allocator().stats().driver_calls);
+        let (calls, driver) = (ALLOCATOR.stats(), runtime.allocator().stats().driver_calls);
         rounds(2000)?;
-        let heap = CALLS.load(Ordering::SeqCst) - calls;
+        let heap = ALLOCATOR.stats() - calls;
         let driver = runtime.allocator().stats().driver_calls - driver;
-        assert_eq!((heap, driver), (0, 0), "{what}: heap calls and driver calls in 2,000 rounds");
+        assert_eq!(
+            (heap, driver),
+            (Stats::default(), 0),
+            "{what}: heap calls and driver calls in 2,000 rounds"
+        );
         // A sanitizer maps memory of its own.
         let sanitized = std::env::var_os("LEASEHOLD_SANITIZED").is_some();
         assert!(sanitized || before == map(), "{what}: the process's map changed");

@@ -1,38 +1,14 @@
 //! From the submission of a step to its token no allocation happens: neither on the heap, by any
 //! thread, nor from the system.
 
-use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::{Context, DeviceId};
 use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
-use std::alloc::{GlobalAlloc, Layout, System};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Stats, StatsAlloc};
+use std::alloc::System;
 use std::path::Path;
 
-/// An allocator that counts every call of every thread.
-struct Counting;
-
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is forwarded.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the call is forwarded.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the call is forwarded.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the call is forwarded.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
 #[global_allocator]
-static GLOBAL: Counting = Counting;
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 #[test]
 fn a_steady_token_allocates_nothing() {
@@ -52,13 +28,13 @@ fn a_steady_token_allocates_nothing() {
     }
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
     let (regions, driver) = (maps(), runtime.allocator().stats().driver_calls);
-    let before = CALLS.load(Ordering::SeqCst);
+    let before = ALLOCATOR.stats();
     for i in 8..40 {
         point = decoder.launch(&graph).unwrap();
         decoder.token(i, point).unwrap();
     }
-    let calls = CALLS.load(Ordering::SeqCst) - before;
-    assert_eq!(calls, 0, "heap calls in 32 tokens");
+    let calls = ALLOCATOR.stats() - before;
+    assert_eq!(calls, Stats::default(), "heap calls in 32 tokens");
     assert_eq!(runtime.allocator().stats().driver_calls, driver, "calls to the system's memory");
     assert_eq!(maps(), regions, "regions of the address space");
 }

@@ -111,10 +111,8 @@ pub struct Registration {
 }
 
 impl TestKernel {
-    /// All test kernels in CUDA C. An entry takes the addresses of the bindings in order, then the
-    /// parameters.
-    pub const CUDA_C: &str = include_str!("kernels/cuda/test_kernels.cu");
-    /// [`CUDA_C`](Self::CUDA_C), compiled for compute capability 7.5 and later.
+    /// All test kernels, compiled from `kernels/cuda/test_kernels.cu` for compute capability 7.5
+    /// and later. An entry takes the addresses of the bindings in order, then the parameters.
     pub const PTX: &str = include_str!("kernels/cuda/ptx/test_kernels.ptx");
 
     /// All test kernels in the Metal shading language, with the bindings in order and then the
@@ -144,15 +142,6 @@ impl TestKernel {
     #[must_use]
     pub fn for_cuda(self) -> KernelDesc<'static> {
         self.with_source(KernelSource::Ptx(Self::PTX.into()))
-    }
-
-    /// The kernel for CUDA, compiled at run time.
-    #[must_use]
-    pub fn for_cuda_c(self) -> KernelDesc<'static> {
-        self.with_source(KernelSource::CudaC {
-            source: Self::CUDA_C.into(),
-            options: Vec::new().into(),
-        })
     }
 
     /// The kernel for Metal, compiled at run time.

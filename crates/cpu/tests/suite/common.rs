@@ -8,6 +8,8 @@ use leasehold_hal::{
     Access, Backend, Binding, CpuArgs, CpuFn, Device, DeviceId, Dispatch, KernelCheck, KernelDesc,
     KernelSource, MemoryKind, Op, Pipeline, Stream, StreamDesc,
 };
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::alloc::System;
 use std::time::Duration;
 
 /// A limit that is long enough for every machine. A wait that reaches it hangs.
@@ -184,31 +186,12 @@ pub fn alone(name: &str) -> bool {
     false
 }
 
-/// An allocator that counts the allocations of the whole process.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
-
-// SAFETY: every call goes to the system's allocator; the counter touches no memory of it.
-unsafe impl std::alloc::GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
-        unsafe { std::alloc::System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
-        unsafe { std::alloc::System.dealloc(at, layout) }
-    }
-}
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// The number of allocations of this process so far.
-pub fn allocations() -> u64 {
-    ALLOCATIONS.load(Ordering::Relaxed)
+pub fn allocations() -> usize {
+    ALLOCATOR.stats().allocations
 }
 
 /// The processor time of this process so far.

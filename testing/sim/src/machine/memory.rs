@@ -10,7 +10,7 @@
 
 use super::detect::{Actor, HOST, Operation, ReportKind};
 use super::space::{AccessPart, AccessScope, Gone};
-use super::{Machine, MachineState, MemoryUse, Monitor, PieceId, QueueId};
+use super::{Machine, MachineState, Monitor, PieceId, QueueId};
 use leasehold_core::{Error, Name, Result};
 use leasehold_hal::Access;
 use std::os::fd::OwnedFd;
@@ -304,12 +304,6 @@ impl Monitor {
     #[must_use]
     pub fn is_shared(&self, addr: u64, bytes: u64) -> bool {
         self.lock().space.is_shared(addr, bytes)
-    }
-
-    /// Returns whether memory is in use that was not in use at `before`, for leak checks.
-    #[must_use]
-    pub fn leaked_since(&self, before: &MemoryUse) -> bool {
-        self.memory_in_use() != *before
     }
 
     /// Tells the detector that the host reads host memory now. A range that reaches beyond the
