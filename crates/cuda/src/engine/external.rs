@@ -13,8 +13,15 @@
 //!   closed epoch.
 //! - An epoch is closed only if a thread needs its completion: an allocation that found no memory,
 //!   a trim, another stream that takes the memory, a wait of the host.
-//! - An epoch is over once its event, or the event of a later epoch, is complete. Events are
-//!   queried by the threads that ask.
+//! - An epoch is over once its events, or those of a later epoch, are complete. Events are queried
+//!   by the threads that ask.
+//!
+//! # Other streams
+//! A program may use memory on a stream that it does not name here. With an allocator that gives
+//! memory to another stream only behind a wait for the whole device, nothing is wrong then. So the
+//! thread that closes an epoch records an event on each other stream of the context too, after it
+//! has opened the next epoch. A stream has none of these in capture, once it is ended, and as
+//! another thread's default stream.
 //!
 //! # Kinds of streams
 //! - Legacy default stream (handles 0 and 1): a stream like any other. Its event also comes after
@@ -50,6 +57,7 @@ use leasehold_core::sync::atomic::{Ordering, fence};
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -71,10 +79,13 @@ fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Driver { code, .. } if GONE.contains(code))
 }
 
+/// The events that close an epoch: first the stream's own, then those of other streams.
+type Closing = SmallVec<[Lease<EventState>; 1]>;
+
 /// Events that are not known to be complete.
 struct State {
     /// Events by the epoch that they close, in order.
-    events: VecDeque<(u64, Lease<EventState>)>,
+    events: VecDeque<(u64, Closing)>,
     /// The owner ended the stream, or its device is lost: no epoch is open.
     ended: bool,
 }
@@ -181,7 +192,7 @@ impl External {
         fence(Ordering::SeqCst);
         let now = self.timeline().now();
         if self.thread.is_some_and(|thread| thread == thread::current().id())
-            && let Err(error) = self.close()
+            && let Err(error) = self.close(false)
         {
             tracing::debug!(%error, "the event of a default stream was not recorded");
         }
@@ -240,54 +251,91 @@ impl External {
         ))
     }
 
-    /// Closes the open epoch: records an event behind all work so far. Returns the closed value.
-    fn close(&self) -> Result<u64> {
+    /// Closes the open epoch: records an event behind all work so far, also on the other streams if
+    /// asked. Returns the closed value.
+    fn close(&self, others_too: bool) -> Result<u64> {
         let stream = self.stream()?;
         let event = self.noted(self.core.event())?;
-        let closed = {
-            let mut state = self.state.lock();
+        let opened = {
+            let state = self.state.lock();
             let open = self.timeline().submitted();
             if state.ended {
                 return Ok(open);
             }
-            self.record(&mut state, stream, event, true)
+            self.calls(|ops| self.check_capture(ops, stream)).and_then(|()| {
+                self.owner.advance()?;
+                fence(Ordering::SeqCst);
+                Ok(open)
+            })
         };
-        self.noted(closed)
+        let open = self.noted(opened)?;
+        let others = if others_too { self.events_of_others() } else { Closing::new() };
+        let recorded = {
+            let mut state = self.state.lock();
+            if state.ended {
+                return Ok(open);
+            }
+            self.record(&mut state, stream, (open, event), others)
+        };
+        self.noted(recorded).map(|()| open)
     }
 
-    /// Records an event that closes the open epoch, and opens the next one.
+    /// Records the events that close an epoch: this stream's own. `others` are recorded already.
     fn record(
         &self,
         state: &mut State,
         stream: NativeStream,
-        event: Lease<EventState>,
-        opens_next: bool,
-    ) -> Result<u64> {
-        self.calls(|ops| {
-            self.check_capture(ops, stream)?;
-            let open = self.timeline().submitted();
-            if opens_next {
-                self.owner.advance()?;
-                fence(Ordering::SeqCst);
-            }
-            // SAFETY: the event is leased, and the stream is not destroyed before its end.
-            unsafe { ops.event_record(event.native, stream) }?;
-            // Another thread may have begun a capture since the first look. Its graph has the
-            // record then, and a question about the event would break it: the event is not kept.
-            self.check_capture(ops, stream)?;
-            // The capture may be over again. The driver knows nothing of its event then.
-            // SAFETY: the event is leased.
-            match unsafe { ops.event_query(event.native) } {
-                Err(Error::Driver { code: code::INVALID_VALUE, .. }) => Err(in_capture(stream)),
-                other => other,
-            }?;
-            // A later record of the same stream stands for the earlier ones too.
+        (epoch, own): (u64, Lease<EventState>),
+        others: Closing,
+    ) -> Result<()> {
+        self.calls(|ops| self.record_event(ops, stream, &own))?;
+        // Another thread may have closed a later epoch meanwhile. Its events stand for these too.
+        if state.events.back().is_none_or(|&(later, _)| later < epoch) {
+            // So does a later record of the same stream.
             if state.events.len() == EVENTS {
                 state.events.pop_back();
             }
-            state.events.push_back((open, event));
-            Ok(open)
-        })
+            state.events.push_back((epoch, std::iter::once(own).chain(others).collect()));
+        }
+        Ok(())
+    }
+
+    /// Records an event behind the stream's work so far.
+    fn record_event(
+        &self,
+        ops: &dyn CudaSlowOps,
+        stream: NativeStream,
+        event: &EventState,
+    ) -> Result<()> {
+        self.check_capture(ops, stream)?;
+        // SAFETY: the event is leased, and the stream is not destroyed before its end.
+        unsafe { ops.event_record(event.native, stream) }?;
+        // Another thread may have begun a capture since the first look. Its graph has the record
+        // then, and a question about the event would break it: the event is not kept.
+        self.check_capture(ops, stream)?;
+        // The capture may be over again. The driver knows nothing of its event then.
+        // SAFETY: the event is leased.
+        match unsafe { ops.event_query(event.native) } {
+            Err(Error::Driver { code: code::INVALID_VALUE, .. }) => Err(in_capture(stream)),
+            other => other.map(drop),
+        }
+    }
+
+    /// Events behind the work of the context's other streams so far, of those that can have one.
+    fn events_of_others(&self) -> Closing {
+        let streams = self.core.shared.externals.of(&self.core);
+        let others = streams.iter().filter(|other| !std::ptr::eq(&***other, self));
+        others.filter_map(|other| other.event_beside()).collect()
+    }
+
+    /// An event behind the work so far, which closes no epoch of this stream.
+    fn event_beside(&self) -> Option<Lease<EventState>> {
+        let (stream, event) = (self.stream().ok()?, self.core.event().ok()?);
+        let state = self.state.lock();
+        let recorded =
+            !state.ended && self.calls(|ops| self.record_event(ops, stream, &event)).is_ok();
+        drop(state);
+        recorded.then_some(event)
     }
 
     /// Takes note of a lost device: nothing of the stream runs any more.
@@ -312,14 +360,20 @@ impl External {
             let mut state = self.state.lock();
             let mut value = None;
             let mut looked = Ok(());
-            while let Some((epoch, event)) = state.events.front() {
-                // SAFETY: the event is leased.
-                match self.calls(|ops| unsafe { ops.event_query(event.native) }) {
-                    Ok(Progress::Complete) => {
+            while let Some((epoch, events)) = state.events.front() {
+                let complete = self.calls(|ops| {
+                    events.iter().try_fold(true, |complete, event| {
+                        // SAFETY: the event is leased.
+                        let is = || unsafe { ops.event_query(event.native) };
+                        Ok(complete && is()? == Progress::Complete)
+                    })
+                });
+                match complete {
+                    Ok(true) => {
                         value = Some(*epoch);
                         over.extend(state.events.pop_front());
                     }
-                    Ok(Progress::Pending) => break,
+                    Ok(false) => break,
                     Err(e) => {
                         looked = Err(e);
                         break;
@@ -343,7 +397,7 @@ impl External {
         if covered || self.timeline().completed() >= value {
             return Ok(());
         }
-        self.close().map(drop)
+        self.close(true).map(drop)
     }
 
     /// Publishes the completion of `value`, for a thread that waits for it. Closes its epoch if it
@@ -383,13 +437,13 @@ impl External {
         }
     }
 
-    /// An event after all work up to `value`, and the epoch that it closes. `None` if the work is
-    /// over.
+    /// The events after all work up to `value`, the stream's own first, and the epoch that they
+    /// close. `None` if the work is over.
     ///
     /// # Errors
     /// `Unsupported` if only a thread can wait; `InvalidState` for a stream in capture; the
     /// driver's.
-    pub(crate) fn event_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
+    pub(crate) fn events_for(&self, value: u64) -> Result<Option<(Closing, u64)>> {
         if self.timeline().completed() >= value {
             return Ok(None);
         }
@@ -402,9 +456,9 @@ impl External {
         }
         let state = self.state.lock();
         let found = state.events.iter().find(|e| e.0 >= value);
-        let found = found.map(|(epoch, event)| (event.clone(), *epoch));
+        let found = found.map(|(epoch, events)| (events.clone(), *epoch));
         drop(state);
-        // Another thread may have seen the event complete meanwhile.
+        // Another thread may have seen the events complete meanwhile.
         if found.is_none() && self.timeline().completed() < value {
             return Err(Error::state("the stream's event was not recorded"));
         }
@@ -421,11 +475,13 @@ impl External {
     pub(crate) fn end(&self) -> Result<()> {
         let stream = self.stream()?;
         let event = self.noted(self.core.event())?;
+        let others = self.events_of_others();
         let mut state = self.state.lock();
         if state.ended {
             return Ok(());
         }
-        let closed = match self.record(&mut state, stream, event, false) {
+        let open = self.timeline().submitted();
+        let closed = match self.record(&mut state, stream, (open, event), others) {
             // The handle of a stream that was destroyed: the driver knows no more of its work.
             Err(Error::Driver { .. }) => {
                 drop(state);
@@ -433,7 +489,7 @@ impl External {
                 state = self.state.lock();
                 waited.map(|()| self.owner.complete(self.timeline().submitted()))
             }
-            other => other.map(drop),
+            other => other,
         };
         if closed.is_ok() {
             state.ended = true;
@@ -495,7 +551,7 @@ unsafe impl TimelineSource for External {
     }
 
     fn signal(&self) -> Result<u64> {
-        self.close().map_err(|e| self.explained(e))
+        self.close(true).map_err(|e| self.explained(e))
     }
 
     fn refresh(&self) -> Result<u64> {
@@ -509,21 +565,23 @@ unsafe impl TimelineSource for External {
         // A stream without a name here gets no wait.
         let Ok(stream) = self.stream() else { return Err(no_device_wait(on)) };
         let found = match self.core.shared.externals.get(on.timeline_id()) {
-            Some(source) => source.event_for(on.value())?,
+            Some(source) => source.events_for(on.value())?,
             None => match self.core.shared.tables.mark(on)? {
-                Some(mark) => Some((mark, on.value())),
+                Some(mark) => Some((Closing::from([mark]), on.value())),
                 None => return Err(no_device_wait(on)),
             },
         };
-        let Some((event, value)) = found else { return Ok(()) };
+        let Some((events, value)) = found else { return Ok(()) };
         let state = self.state.lock();
         let waited = if state.ended {
             Err(Error::state("the external stream was ended"))
         } else {
             self.calls(|ops| {
                 self.check_capture(ops, stream)?;
-                // SAFETY: the event is leased, and the stream is not destroyed before its end.
-                unsafe { ops.stream_wait_event(stream, event.native) }?;
+                for event in &events {
+                    // SAFETY: the event is leased, and the stream is not destroyed before its end.
+                    unsafe { ops.stream_wait_event(stream, event.native) }?;
+                }
                 // The lock is the submitter's turn.
                 self.owner.learn(on.timeline().at(value));
                 Ok(())
@@ -619,7 +677,7 @@ impl Externals {
         let mut without_event = false;
         let mut closed = Vec::new();
         for stream in self.of(core) {
-            match stream.close() {
+            match stream.close(false) {
                 Ok(value) => closed.push((value, stream)),
                 Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
                 Err(refused) => without_event |= stream.needs_context(&refused),

@@ -215,7 +215,10 @@ unsafe impl DriverStream for CudaStream {
 
     fn mark_outside(&self, point: Timepoint) -> Result<Option<(Lease<EventState>, u64)>> {
         match self.core.shared.externals.get(point.timeline_id()) {
-            Some(source) => source.event_for(point.value()),
+            // This stream waits for the other one alone.
+            Some(source) => Ok(source
+                .events_for(point.value())?
+                .and_then(|(events, value)| events.into_iter().next().map(|event| (event, value)))),
             None => Ok(None),
         }
     }

@@ -160,6 +160,40 @@ fn another_stream_waits_for_an_event_that_is_recorded_then() {
     library.close();
 }
 
+/// As with an allocator whose memory changes streams behind a wait for the whole device.
+#[test]
+fn memory_changes_streams_behind_the_work_of_all_streams() {
+    let library = Library::new(8);
+    let allocator = library.allocator(Policy::Balanced, 64 << 20);
+    let natives = [library.stream(), library.stream(), library.stream()];
+    let [home, user, other] = natives.map(|native| library.external(native));
+    let word = library.bench.driver.host_alloc(64, HostFlags::default()).unwrap();
+    // Work on a stream that is not named keeps the memory from another stream, and from the driver.
+    let buffer = alloc(&allocator, &home, 60 << 20);
+    library.fill(natives[0], &buffer);
+    library.order(natives[0], natives[1]);
+    library.driver().stream_wait_word(natives[1], word, 1).unwrap();
+    library.fill(natives[1], &buffer);
+    free(&home, buffer);
+    library.driver().stream_synchronize(natives[0]).unwrap();
+    allocator.trim(0).unwrap();
+    assert_eq!(allocator.stats().reserved, 60 << 20);
+    let next = alloc(&allocator, &other, 60 << 20);
+    library.fill(natives[2], &next);
+    free(&other, next);
+    // SAFETY: a word of pinned memory.
+    unsafe { library.driver().store_word(word, 1) };
+    for (native, stream) in natives.into_iter().zip([home, user, other]) {
+        library.driver().stream_synchronize(native).unwrap();
+        library.device.primary().externals().end(stream.native()).unwrap();
+        library.driver().stream_destroy(native).unwrap();
+    }
+    assert_eq!(library.bench.reports(), [""; 0]);
+    library.driver().host_free(word).unwrap();
+    drop(allocator);
+    library.close();
+}
+
 #[test]
 fn memory_goes_between_the_backends_streams_and_other_libraries() {
     let library = Library::new(7);
