@@ -1,6 +1,6 @@
 ; What a compiler emits for: s = ""; for i in 0..10 { t = [i, i]; s += "*" }; print(s). Prints ten stars and ok.
 declare void @tl_mem_function_enter(i64)
-declare void @tl_mem_function_exit()
+declare void @tl_mem_function_exit_notail()
 declare void @tl_mem_enter_scope()
 declare void @tl_mem_exit_scope()
 declare ptr @tl_mem_get_buffer(i64, i64)
@@ -44,7 +44,7 @@ loop:
 
 out:
   %p = call i32 @puts(ptr %new)
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   %live = call i64 @tl_get_object_count()
   %wrong = icmp ne i64 %live, 0
   %text = select i1 %wrong, ptr @bad, ptr @ok

@@ -85,8 +85,20 @@ void tl_mem_close_thread(void);
  * however often it runs. A caller without a frame takes tl_mem_mark and tl_mem_unwind. */
 void tl_mem_function_enter(int64_t num_slots);
 
-/* Closes the newest frame: every scope opened since (each one left open is counted), then its buffers. */
+/* Closes the newest frame: every scope opened since (each one left open is counted), then its buffers. It may be a function's last
+ * call, of which compilers make a jump. */
 void tl_mem_function_exit(void);
+
+/* The same, and it closes forgotten frames too, as tl_mem_function_enter says. The compiler must make a call of it, and no jump: `notail`
+ * in LLVM's IR. In C and C++ with gcc and clang tl_mem_function_exit is this function, and code behind it keeps it a call. */
+void tl_mem_function_exit_notail(void);
+#ifdef __GNUC__
+static __inline__ __attribute__((__always_inline__, __unused__)) void tl_mem_function_exit_as_call(void) {
+    tl_mem_function_exit_notail();
+    __asm__ volatile("");
+}
+#define tl_mem_function_exit() tl_mem_function_exit_as_call()
+#endif
 
 /* A buffer of at least min_size bytes in a slot of the newest frame. Large enough already: the same pointer, contents kept. Too
  * small: a new buffer of unspecified contents (sizes grow geometrically); the old one stays readable until the frame ends. NULL, and

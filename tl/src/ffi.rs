@@ -107,12 +107,19 @@ positioned! {
     /// Opens a scope and a frame with `num_slots` slots.
     tl_mem_function_enter(num_slots: i64) = function_enter_at,
         x86_64 ("mov rsi, rsp", "mov rdx, [rsp]", "jmp {at}"), aarch64 ("mov x1, sp", "mov x2, x30", "b {at}"), else (0, 0);
-    /// Closes the frame with every scope left open in it, and frees its buffers.
-    tl_mem_function_exit() = function_exit_at,
+    /// As [`tl_mem_function_exit`], by a call that the compiler makes no jump of.
+    tl_mem_function_exit_notail() = function_exit_at,
         x86_64 ("mov rdi, rsp", "jmp {at}"), aarch64 ("mov x0, sp", "b {at}"), else (0);
     /// A buffer of at least `min_size` bytes in a slot of the current frame.
     tl_mem_get_buffer(slot_id: i64, min_size: i64) -> *mut c_void = get_buffer_at,
         x86_64 ("mov rdx, rsp", "jmp {at}"), aarch64 ("mov x2, sp", "b {at}"), else (0);
+}
+
+/// Closes the newest frame with every scope left open in it, and frees its buffers. Compilers make
+/// a jump of a function's last call. So the position says nothing here.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_function_exit() {
+    function_exit_at(0);
 }
 
 /// The present position, for [`tl_mem_unwind`]; 0 when the thread has detached.

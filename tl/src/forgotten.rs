@@ -1,6 +1,8 @@
 //! Frames whose function has returned without closing them.
 //!
 //! C callers pass their position implicitly: the stack pointer at the call and its return address.
+//! A jump in the place of a call passes the position of the caller's caller. So a function's exit
+//! passes none, unless the caller vouches for a call (`tl_mem_function_exit_notail`).
 //! A frame that was opened further down the stack than the present caller belongs to a function
 //! that has returned. Two reasons are possible.
 //! - A helper function opened the frame for its caller, who uses and closes it.
@@ -15,7 +17,7 @@
 //! requested slot is forgotten too.
 //! - `get_buffer` uses the newest frame that is not forgotten. By this a helper's frame becomes the
 //!   caller's own.
-//! - `function_exit` closes the newest frames that are forgotten, and the next one.
+//! - `function_exit` with a position closes the newest frames that are forgotten, and the next one.
 //! - `exit_scope` closes forgotten frames above a scope of the caller.
 //!
 //! If a forgotten frame shows no such evidence, the caller takes it as its own. Its requests for

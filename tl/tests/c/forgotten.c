@@ -40,7 +40,6 @@ static inline __attribute__((always_inline)) void body(int form) {
     if (form & TWO_CALLEES) forgets_too(form);
     if (form & CALLER_ASKS) tl_mem_get_buffer(0, 64);
     tl_mem_function_exit();
-    NO_JUMP;
 }
 FUNCTION void caller(int form) { body(form); }
 FUNCTION void other_caller(int form) { body(form); }

@@ -3,7 +3,7 @@
 declare void @tl_mem_enter_scope()
 declare void @tl_mem_exit_scope()
 declare void @tl_mem_function_enter(i64)
-declare void @tl_mem_function_exit()
+declare void @tl_mem_function_exit_notail()
 declare ptr @tl_mem_get_buffer(i64, i64)
 declare void @tl_mem_register_struct(ptr)
 declare void @tl_mem_unregister(ptr)
@@ -19,7 +19,7 @@ entry:
   %small = icmp slt i64 %n, 2
   br i1 %small, label %base, label %rec
 base:
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   ret i64 %n
 rec:
   %n1 = sub i64 %n, 1
@@ -31,7 +31,7 @@ rec:
   %again = call ptr @tl_mem_get_buffer(i64 0, i64 8)
   %kept = load i64, ptr %again
   %sum = add i64 %kept, %b
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   ret i64 %sum
 }
 
@@ -53,7 +53,7 @@ define i32 @caller() noinline {
   %v = load i64, ptr %after
   %bad = icmp ne i64 %v, 42
   call void @forgetful()
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   %r = zext i1 %bad to i32
   ret i32 %r
 }
@@ -77,7 +77,7 @@ loop:
 out:
   %old = load i64, ptr %first
   %bad = icmp ne i64 %old, 7
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   %r = zext i1 %bad to i32
   ret i32 %r
 }
@@ -95,12 +95,12 @@ entry:
   br i1 %leave, label %now, label %later
 now:
   call void @tl_mem_unregister(ptr %o)
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   ret ptr %o
 later:
   call void @tl_mem_exit_scope()
   call void @tl_mem_exit_scope()
-  call void @tl_mem_function_exit()
+  notail call void @tl_mem_function_exit_notail()
   ret ptr null
 }
 

@@ -325,6 +325,20 @@ fn forgotten_frames_do_not_pile_up() {
     }
 }
 
+/// A last call becomes a jump. A function's exit then must not end the frame of its caller.
+#[test]
+#[cfg(unix)]
+fn an_exit_by_a_jump_ends_no_other_frame() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    for flags in [&["-O0"][..], &["-O2"], &["-O2", "-DPLAIN"]] {
+        let program = build("jumps.c", flags);
+        succeed(&mut run(&program));
+        let _ = std::fs::remove_file(program);
+    }
+}
+
 /// An exception that leaves a destructor ends the process, as the header says, because the
 /// interrupted operation cannot continue.
 #[test]
