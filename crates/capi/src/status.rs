@@ -75,6 +75,7 @@ pub(crate) fn code(error: &Error) -> c_int {
 
 /// The names of Rust in the library's texts, and what C has in their place.
 const NAMES: &[(&str, &str)] = &[
+    ("make one with it (Context::with_backends)", "take another device"),
     ("CommConfig::sends(true)", "sends (without LEASEHOLD_COMM_NO_SENDS)"),
     (", or give one (CommConfig::ops)", ""),
     ("Check::Each", "LEASEHOLD_COMM_CHECK_EACH"),

@@ -720,6 +720,9 @@ int main(int argc, char **argv) {
     uint64_t all[8], stale;
     int i, bit;
     OK(leasehold_device_open(name, NULL, &device));
+    /* A backend that this library does not have. The text names what C has. */
+    THAT(leasehold_device_open("sim:0", NULL, &all[0]) != LEASEHOLD_OK);
+    THAT(strstr(leasehold_last_error(), "::") == NULL);
     OK(leasehold_runtime_open(device, &runtime));
     OK(leasehold_runtime_stream(runtime, &stream));
     OK(leasehold_buffer_alloc(stream, BYTES, &buffer));

@@ -181,7 +181,7 @@ impl<N: DriverStream> StreamCore<N> {
                 Outcome::Blocked => {
                     rest.into_iter().for_each(|job| state.deferred.push_front(job));
                     if !state.again && !self.timeline().failed(value) {
-                        attention = state.needs_watcher();
+                        attention = state.needs_completion_thread();
                         break;
                     }
                 }

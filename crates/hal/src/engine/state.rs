@@ -142,7 +142,7 @@ impl<N: DriverStream> State<N> {
     }
 
     /// Whether nobody but the completion thread resumes the first submission that is held back.
-    pub(crate) fn needs_watcher(&self) -> bool {
+    pub(crate) fn needs_completion_thread(&self) -> bool {
         !self.deferred.is_empty() && (self.fence.is_some() || self.blocked_on != BlockedOn::Backend)
     }
 }
@@ -333,6 +333,6 @@ impl<N: DriverStream> StreamCore<N> {
             return state.pump == PumpState::Idle;
         }
         let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
-        timeline.completed() < aim || state.needs_watcher()
+        timeline.completed() < aim || state.needs_completion_thread()
     }
 }

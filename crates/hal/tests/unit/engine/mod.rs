@@ -527,7 +527,7 @@ fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
 
 /// Otherwise the list would keep the stream, and with it the device, for ever.
 #[test]
-fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
+fn a_stream_that_is_left_to_a_completion_thread_which_is_gone_is_let_go() -> Result<()> {
     let rig = rig();
     let stream = rig.engine.stream(&StreamKey::default())?;
     let threads = Threads::new(DeviceId::cuda(0), false, Duration::ZERO);
@@ -715,7 +715,8 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
 }
 
 #[test]
-fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> Result<()> {
+fn a_completion_thread_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> Result<()>
+{
     let rig = rig_with(Arc::default(), false);
     rig.device.busy.store(true, Ordering::Release);
     let (first, second) =
@@ -754,7 +755,8 @@ fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> 
 
 /// A host call may end its backend, and then waits for the end of the completion thread.
 #[test]
-fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline() -> Result<()> {
+fn the_completion_thread_does_not_stay_for_a_host_call_behind_another_backend_s_timeline()
+-> Result<()> {
     let rig = rig();
     let stream = rig.engine.stream(&StreamKey::default())?;
     let of_another_backend = TimelineOwner::take()?;
@@ -772,7 +774,7 @@ fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline()
 
 /// The drop of a stream drops objects of the user, which may use another stream.
 #[test]
-fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Result<()> {
+fn a_stream_that_ends_with_its_completion_thread_may_bring_another_stream_to_it() -> Result<()> {
     struct Attend(
         Arc<Threads<StreamCore<RecorderStream>, Job<RecorderStream>>>,
         Arc<StreamCore<RecorderStream>>,
