@@ -5,7 +5,7 @@ use leasehold::backend::sync::{Arc, Condvar, Mutex};
 use leasehold::{Error, Result, Runtime};
 use leasehold_collective::driver::{Call, Place};
 use leasehold_collective::{
-    CollectiveOps, Comm, CommConfig, Communicator, Reduce, TcpStore, World,
+    CollectiveOps, Comm, CommConfig, Communicator, FileStore, Reduce, TcpStore, World,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -240,6 +240,35 @@ fn a_rank_that_does_not_call_is_found_at_the_limit_with_what_it_waits_for() {
         "which nobody has submitted or signalled",
     ] {
         assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn a_dead_lock_is_named_over_each_store() {
+    const LONG: Duration = Duration::from_secs(60);
+    let (folder, server) = (tempfile::tempdir().unwrap(), TcpStore::serve("127.0.0.1:0", None));
+    let server = server.unwrap();
+    let client = TcpStore::connect(&server.address().to_string(), None, LONG).unwrap();
+    let open = |rank| World::with_store(rank, 2, FileStore::open(folder.path())?);
+    let rank = |world: World| -> Result<_> {
+        let runtime = runtime()?;
+        let comm = |name| world.comm(&runtime, &CommConfig::new(name).timeout(LONG));
+        let (mut comms, x) = ([comm("a")?, comm("b")?], runtime.upload(&[1u32; 8])?);
+        comms.rotate_left(world.rank() as usize);
+        comms.iter().try_for_each(|c| c.all_reduce(&runtime.create_stream()?, &x, Reduce::Sum))?;
+        let errors = comms.each_ref().map(failure);
+        world.barrier("over", LONG).map(|()| (errors, world))
+    };
+    let over = [World::with_store(0, 2, server), World::with_store(1, 2, client)];
+    for worlds in [over, [open(0), open(1)]] {
+        // The server goes with its world, which is here until both ranks are over.
+        let told = std::thread::scope(|scope| {
+            let ranks = worlds.map(|world| scope.spawn(|| rank(world.unwrap())));
+            ranks.map(|rank| rank.join().unwrap().unwrap())
+        });
+        let chain = "rank 0 waits in a #0 all_reduce 8 u32 Sum for rank 1, which waits in b #0";
+        let errors = || told.iter().flat_map(|(errors, _)| errors).map(Error::to_string);
+        assert!(errors().all(|e| e.contains(chain)), "{:?}", errors().collect::<Vec<_>>());
     }
 }
 

@@ -56,6 +56,8 @@ fn reports_are_pages_with_the_runs_figures() {
         }
     }
     assert!(html.contains(">kv cache</td>") && html.contains("<path class=\"live line\""));
+    // Weights where they lie in the file, and equal buffers in one row.
+    assert!(html.contains("56 buffers of others' memory") && html.contains("12 × kv cache of "));
 }
 
 fn python(pickle: &Path) {
