@@ -1,4 +1,4 @@
-//! What an allocator with debug checks or a trace does with each block.
+//! Debug checks and traces: the steps of an allocator with either for each block.
 //!
 //! This wraps the allocator: requests come here behind the thread caches, of which a checked
 //! allocator has none, and go on to the heap. Rows of a checked allocator bear the flag `CHECKED`,

@@ -311,7 +311,7 @@ fn fault_names(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// What panics or fails wherever a backend may touch it.
+/// An error that panics or fails wherever a backend may touch it.
 #[derive(Clone, Copy, PartialEq)]
 struct Hostile {
     fails: bool,
