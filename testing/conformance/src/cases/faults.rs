@@ -311,7 +311,7 @@ fn fault_names(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// An error that panics or fails wherever a backend may touch it.
+/// A text that panics or fails when it is written.
 #[derive(Clone, Copy, PartialEq)]
 struct Hostile {
     fails: bool,
