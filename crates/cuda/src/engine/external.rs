@@ -289,14 +289,18 @@ impl External {
         others: Closing,
     ) -> Result<()> {
         self.calls(|ops| self.record_event(ops, stream, &own))?;
-        // Another thread may have closed a later epoch meanwhile. Its events stand for these too.
-        if state.events.back().is_none_or(|&(later, _)| later < epoch) {
-            // So does a later record of the same stream.
-            if state.events.len() == EVENTS {
-                state.events.pop_back();
-            }
-            state.events.push_back((epoch, std::iter::once(own).chain(others).collect()));
+        // Another thread may have closed a later epoch meanwhile, perhaps without the others.
+        if let Some((later, events)) = state.events.back_mut()
+            && *later >= epoch
+        {
+            events.extend(others);
+            return Ok(());
         }
+        // A later record of the same stream stands for the earlier ones too.
+        if state.events.len() == EVENTS {
+            state.events.pop_back();
+        }
+        state.events.push_back((epoch, std::iter::once(own).chain(others).collect()));
         Ok(())
     }
 
