@@ -662,6 +662,8 @@ EMULATOR_UNSEEN inline void product(const unsigned (&a)[A], const unsigned (&b)[
 
 }  // namespace emulator
 
+#include "ptx.hpp"
+
 // ---- The table of a source's kernels, which the emulator reads
 
 namespace emulator {

@@ -30,6 +30,10 @@ struct Range {
 struct Reach {
     Range image[4], tls, dynamic;
     unsigned images;
+    bool shared(uintptr_t at, size_t bytes) const {
+        if (!tls.has(at, bytes)) return false;
+        return at + bytes <= dynamic.from || at >= dynamic.from + DYNAMIC || dynamic.has(at, bytes);
+    }
 } reach;
 Launch* launched;
 unsigned long long now;
@@ -39,12 +43,13 @@ unsigned long long now;
 // An access to a byte. Two accesses are ordered by a barrier of the block, or by a meeting of the warp, between them; those of two
 // blocks of a cluster by its barrier; those of two threads of a block by what the second knows; those of two blocks by a fence behind the
 // first and an atomic operation in front of the second. A meeting of some lanes counts as one of the whole warp. Accesses to another block's
-// shared memory have no trace.
+// shared memory have no trace, except those of bulk copies.
 struct Trace {
     // Counted from 1, so that zeros are no access.
-    unsigned block, barriers, meetings;
-    unsigned short thread : 15, atomic : 1;
-    unsigned short clusters;
+    unsigned block;
+    // The moment of the access, or an agent's number.
+    unsigned moment;
+    unsigned thread : 31, atomic : 1;
 };
 struct Byte {
     Trace written, read;
@@ -74,14 +79,33 @@ struct Suspect {
     void* code;
 } suspect;
 
-// Knowledge of a block's threads: their accesses up to so many meetings of their warps.
+// Asynchronous copies that end together are the work of an agent: those of an mbarrier, or a thread's reads or writes by bulk stores. An
+// agent's number is that of the phase or of the group.
+constexpr unsigned AGENTS = 256;
+unsigned agent_count;
+
+// Knowledge of a block's threads and agents: their accesses before a moment, or before a number.
 struct Known {
-    unsigned meetings[THREADS];
-    void learn(const Known& other) {
-        for (unsigned t = 0; t < block.count; ++t) {
-            if (meetings[t] < other.meetings[t]) meetings[t] = other.meetings[t];
-        }
+    unsigned before[THREADS + AGENTS];
+    void learn(unsigned of, unsigned moment) {
+        if (before[of] < moment) before[of] = moment;
     }
+    void learn(const Known& other) {
+        for (unsigned t = 0; t < block.count; ++t) learn(t, other.before[t]);
+        for (unsigned a = THREADS; a < THREADS + agent_count; ++a) learn(a, other.before[a]);
+    }
+};
+struct Agent {
+    // The mbarrier, or the fiber, and its block.
+    const volatile void* at;
+    unsigned rank, number;
+    // The number before which any thread of the block has waited, since when, and the number for all threads.
+    unsigned waited, waited_at, common;
+    // What the threads that arrived knew: those of the phase, and those before.
+    Known arrived, done;
+    // The moment before which other threads of the block share what one has waited for.
+    unsigned shared() const { return rank == block.rank && block.met_at > block.cluster_met_at ? block.met_at : block.cluster_met_at; }
+    unsigned known() const { return waited_at < shared() ? waited : common; }
 };
 // Knowledge of a lane. The others of its warp share it once they have met since.
 struct Part {
@@ -93,6 +117,8 @@ struct Part {
 struct Learner {
     Part own, fenced;
     bool used, fences;
+    // The moment of its last fence between the proxies.
+    unsigned proxy;
 };
 struct Flag {
     const volatile void* at;
@@ -106,12 +132,13 @@ struct Knowledge {
         Known own, fenced;
     } warps[FIBERS / 32];
     Flag flags[FLAGS];
+    Agent agents[AGENTS];
 }* knowledge;
 unsigned flag_count;
 // The learners that are not zero.
 unsigned short used[FIBERS];
 unsigned used_count;
-// More words than there is room for have become flags, so everything counts as known.
+// More words than there is room for have become flags or agents, so everything counts as known.
 bool flags_full;
 
 Learner& learner(unsigned thread) { return knowledge->learners[block.rank * THREADS + thread]; }
@@ -142,6 +169,7 @@ void forget() {
     flags_full = false;
     if (!knowledge) return;
     for (; flag_count > 0; --flag_count) knowledge->flags[flag_count - 1] = {};
+    for (; agent_count > 0; --agent_count) knowledge->agents[agent_count - 1] = {};
     for (; used_count > 0; --used_count) {
         const unsigned i = used[used_count - 1];
         knowledge->learners[i] = {};
@@ -176,49 +204,57 @@ void meet_at(const volatile void* at, unsigned access) {
     }
 }
 
+// Adds what the running thread has done and what it knows.
+void tell(Known& to) {
+    const unsigned number = block.running->number, warp = number / 32;
+    to.learn(known_of(warp));
+    to.learn(learner(number).own.known);
+    for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) to.learn(t, block.warps[warp].met_at);
+    to.learn(number, ++block.moment);
+}
+
 void fence_behind() {
-    const unsigned number = block.running->number, warp = number / 32, meetings = block.warps[warp].meetings;
+    const unsigned warp = block.running->number / 32;
     Learner& self = own_learner();
     fenced_of(warp);
-    Known& fenced = self.fenced.known;
-    fenced.learn(known_of(warp));
-    fenced.learn(self.own.known);
-    for (unsigned t = warp * 32; t < warp * 32 + 32 && t < block.count; ++t) fenced.meetings[t] = meetings + (t == number);
-    self.fenced.since = meetings + 1;
+    tell(self.fenced.known);
+    self.fenced.since = block.warps[warp].meetings + 1;
     self.fences = true;
 }
 
 bool knows(unsigned thread, const Trace& first) {
-    return flags_full || learner(thread).own.known.meetings[first.thread] > first.meetings ||
-           known_of(thread / 32).meetings[first.thread] > first.meetings;
+    return flags_full || learner(thread).own.known.before[first.thread] > first.moment ||
+           known_of(thread / 32).before[first.thread] > first.moment ||
+           (first.thread >= THREADS && knowledge->agents[first.thread - THREADS].known() > first.moment);
 }
 
-Trace trace_of(const Fiber& fiber, bool atomic) {
-    return {block_number, (unsigned)block.times, block.warps[fiber.number / 32].meetings, (unsigned short)fiber.number, atomic,
-            (unsigned short)block.cluster_times};
-}
+Trace trace_of(const Fiber& fiber, bool atomic) { return {block_number, block.moment, fiber.number, atomic}; }
 
 unsigned cluster_of(unsigned number) { return (number - 1) / block.cluster; }
 
 bool ordered(const Trace& first, const Trace& then, bool shared) {
     if (first.block == 0 || (first.atomic && then.atomic)) return true;
-    if (cluster_of(first.block) == cluster_of(then.block) && first.clusters != then.clusters) return true;
+    const bool agent = first.thread >= THREADS;
+    if (cluster_of(first.block) == cluster_of(then.block)) {
+        if (agent ? knows(then.thread, first) : first.moment < block.cluster_met_at) return true;
+    }
     if (first.block != then.block) {
         // Another block's shared memory was another one.
         return shared || (block_atomic && block_fence[(first.block - 1) / 8] >> (first.block - 1) % 8 & 1);
     }
-    if (first.thread == then.thread || first.barriers != then.barriers) return true;
-    if (first.thread / 32 == then.thread / 32 && first.meetings != then.meetings) return true;
+    if (agent) return false;
+    if (first.thread == then.thread || first.moment < block.met_at) return true;
+    if (first.thread / 32 == then.thread / 32 && first.moment < block.warps[then.thread / 32].met_at) return true;
     return knows(then.thread, first);
 }
 
 [[noreturn]] __attribute__((noinline)) void race(const char* does, uintptr_t at, const Trace& other, bool wrote, void* code) {
     block.failed_at = (size_t)code;
     const unsigned b = other.block - 1, t = other.thread;
-    char who[96];
-    snprintf(who, sizeof(who), "thread %u,%u,%u of block %u,%u,%u %s", t % block_dim.x, t / block_dim.x % block_dim.y,
-             t / block_dim.x / block_dim.y, b % grid_dim.x, b / grid_dim.x % grid_dim.y, b / grid_dim.x / grid_dim.y,
-             wrote ? "wrote" : "read");
+    char who[96], thread[40];
+    snprintf(thread, sizeof(thread), "thread %u,%u,%u", t % block_dim.x, t / block_dim.x % block_dim.y, t / block_dim.x / block_dim.y);
+    snprintf(who, sizeof(who), "%s of block %u,%u,%u %s", t < THREADS ? thread : "a bulk copy", b % grid_dim.x, b / grid_dim.x % grid_dim.y,
+             b / grid_dim.x / grid_dim.y, wrote ? "wrote" : "read");
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
         if (at - o.at >= o.bytes) continue;
@@ -298,7 +334,7 @@ void begin_watching() {
     block_fence_bytes = blocks / 8 + 1;
     block_fence = (unsigned char*)zeros(block_fence_bytes);
     knowledge = (Knowledge*)zeros(sizeof(Knowledge));
-    flag_count = used_count = 0;
+    flag_count = used_count = agent_count = 0;
     // Without memory nothing is watched.
     if (!block_fence || !knowledge) end_watching();
 }
@@ -395,9 +431,9 @@ __attribute__((used)) void fence() {
     fail("illegal address: it %ss %zu bytes at the address 0x%llx, which is in none of its bindings", what, bytes, (unsigned long long)at);
 }
 
-inline void look(const volatile void* p, size_t bytes, unsigned access, void* code, bool atomic = false) {
+inline void look(const volatile void* p, size_t bytes, unsigned access, void* code, bool atomic = false, bool flag = true) {
     settle();
-    if (atomic && knowledge) meet_at(p, access);
+    if (atomic && flag && knowledge) meet_at(p, access);
     const uintptr_t at = (uintptr_t)p;
     const uintptr_t stack = (uintptr_t)block.running->stack;
     if (at - stack < STACK && bytes <= STACK - (at - stack)) return;
@@ -407,10 +443,7 @@ inline void look(const volatile void* p, size_t bytes, unsigned access, void* co
             return trace(at, bytes, access, atomic, code);
         }
     }
-    if (reach.tls.has(at, bytes)) {
-        const bool dynamic = at + bytes > reach.dynamic.from && at < reach.dynamic.from + DYNAMIC;
-        if (!dynamic || reach.dynamic.has(at, bytes)) return trace(at, bytes, access, atomic, code);
-    }
+    if (reach.shared(at, bytes)) return trace(at, bytes, access, atomic, code);
     const size_t copies = block.cluster > 1 ? block.cluster * block.copy_bytes : 0, copy = at - (uintptr_t)block.copies;
     if (copy < copies && bytes <= copies - copy) return;
     for (unsigned i = 0; i < reach.images; ++i) {
@@ -426,6 +459,8 @@ __attribute__((used)) void atomic(const volatile void* at, size_t size) {
 }
 
 }  // namespace emulator
+
+#include "bulk.hpp"
 
 // ---- The calls that the compiler makes before accesses
 
@@ -526,10 +561,12 @@ __attribute__((visibility("default"))) const char* emulate(emulator::Launch* lau
     block.shared[2] = {(void*)behind, reach.tls.to - behind};
     blockDim = {launch->block[0], launch->block[1], launch->block[2]};
     gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
+    begin_copies();
     if (launch->watched) begin_watching();
     auto body = [&] {
         emulator_call(launch->index, launch->words);
         settle();
+        end_thread();
     };
     const char* failure = run_grid(*launch, body, emulator_cluster(launch->index));
     end_watching();

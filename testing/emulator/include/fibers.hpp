@@ -25,12 +25,14 @@ namespace emulator {
 
 // The library's entry gets this.
 struct Operand {
-    uint64_t at, bytes;
+    // Its memory, and the address by which a tensor map names it.
+    uint64_t at, device, bytes;
     // Bit 0: it may be read. Bit 1: it may be written.
     uint64_t access;
 };
 
 struct Launch {
+    const char* kernel;
     // The arguments in the layout of a launch: the operands' addresses, then the parameters.
     const unsigned char* words;
     size_t size;
@@ -67,11 +69,15 @@ struct Fiber {
     // It has arrived at the cluster's barrier, and when.
     bool arrived;
     unsigned long arrived_at;
+    // The moment of its last look at an mbarrier.
+    unsigned polled;
+    // Its bulk groups: those so far, those up to the last store, and those whose reads it has waited for.
+    unsigned groups, stores, stores_read;
 };
 
 struct Warp {
-    // The lanes that exist, those that have ended, and how often lanes have met.
-    unsigned lanes, ended, meetings;
+    // The lanes that exist, those that have ended, how often lanes have met, and the moment of the last meeting.
+    unsigned lanes, ended, meetings, met_at;
     Group* pending;
 };
 
@@ -83,6 +89,8 @@ struct Turn {
     Warp warps[THREADS / 32];
     unsigned ended, arrived;
     unsigned long times;
+    // The moment of the barrier's last end.
+    unsigned met_at;
 };
 
 // The block that runs, and what is the same for all.
@@ -90,7 +98,9 @@ struct Block : Turn {
     Fiber* fibers;
     unsigned made, count;
     // The blocks of a cluster, the running one of them, and their barrier.
-    unsigned cluster, rank, cluster_ended, cluster_arrived;
+    unsigned cluster, rank, cluster_ended, cluster_arrived, cluster_met_at;
+    // The clock of a launch: moments at which an order of accesses begins.
+    unsigned moment;
     unsigned long cluster_times;
     Turn turns[CLUSTER];
     // The blocks' copies of shared memory, one after the other.
@@ -182,6 +192,7 @@ __attribute__((used)) inline void meet(const char* what) {
         if (block.arrived == block.count - (block.strict ? 0 : block.ended)) {
             block.arrived = 0;
             ++block.times;
+            block.met_at = ++block.moment;
             block.progress = true;
             break;
         }
@@ -208,6 +219,7 @@ __attribute__((used)) inline void await(const char* what) {
         if (block.cluster_arrived == block.count * block.cluster - block.cluster_ended) {
             block.cluster_arrived = 0;
             ++block.cluster_times;
+            block.cluster_met_at = ++block.moment;
             break;
         }
         yield();
@@ -266,6 +278,7 @@ __attribute__((used)) inline Group* join(unsigned mask, const void* value, size_
             while (*link != group) link = &(*link)->next;
             *link = group->next;
             ++warp.meetings;
+            warp.met_at = ++block.moment;
             block.progress = true;
             break;
         }
@@ -341,11 +354,11 @@ inline void begin_block() {
     for (auto& piece : block.shared) {
         if (piece.bytes) memset(piece.at, 0xff, piece.bytes);
     }
-    block.arrived = block.ended = 0;
+    block.arrived = block.ended = block.met_at = 0;
     const unsigned warps = (block.count + 31) / 32;
     for (unsigned w = 0; w < warps; ++w) {
         const unsigned lanes = block.count - w * 32;
-        block.warps[w] = {lanes < 32 ? (1u << lanes) - 1 : ~0u, 0, 0, nullptr};
+        block.warps[w] = {lanes < 32 ? (1u << lanes) - 1 : ~0u, 0, 0, 0, nullptr};
     }
     for (unsigned i = 0; i < block.count; ++i) {
         Fiber& fiber = fibers_of_block()[i];
@@ -353,6 +366,7 @@ inline void begin_block() {
         fiber.number = i;
         fiber.done = fiber.arrived = false;
         fiber.waits = nullptr;
+        fiber.polled = fiber.groups = fiber.stores = fiber.stores_read = 0;
     }
 }
 
@@ -385,7 +399,7 @@ inline void run_cluster(uint64_t first, bool reverse) {
         const uint64_t b = first + rank;
         return {(unsigned)(b % grid_dim.x), (unsigned)(b / grid_dim.x % grid_dim.y), (unsigned)(b / grid_dim.x / grid_dim.y)};
     };
-    block.cluster_ended = block.cluster_arrived = 0;
+    block.cluster_ended = block.cluster_arrived = block.cluster_met_at = 0;
     for (unsigned rank = 0; rank < block.cluster; ++rank) {
         block.rank = rank;
         begin_block();
@@ -412,7 +426,7 @@ inline void run_cluster(uint64_t first, bool reverse) {
 // Runs all blocks of a launch, `cluster` of which are one in x. Returns a message if the launch failed.
 inline const char* run_grid(Launch& launch, unsigned cluster, void (*body)(void*), void* argument) {
     block.running = nullptr;
-    block.failed_at = 0;
+    block.failed_at = block.moment = 0;
     block.body = body;
     block.argument = argument;
     if (_setjmp(block.escape) != 0) {

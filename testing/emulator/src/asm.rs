@@ -1,5 +1,5 @@
-//! Inline PTX as calls of the header's functions: the instructions of a table. A statement with
-//! another instruction stays as it is.
+//! Inline PTX as calls of the header's functions: the instructions of a table, with their labels,
+//! predicates and registers. A statement with another instruction stays as it is.
 //!
 //! This module must not know which kernels exist.
 
@@ -14,6 +14,77 @@ const FACTORS: [(&str, &str, &[u32]); 5] = [
     ("tf32", "Tf32", &[4, 8]),
     ("e4m3", "E4m3", &[32]),
     ("e5m2", "E5m2", &[32]),
+];
+
+/// Instructions as a function of the header: PTX's name without what has no meaning here, how many
+/// operands the function assigns, and the function. A place counts as one operand.
+const INSTRUCTIONS: [(&str, usize, &str); 58] = [
+    ("mbarrier.init.shared.b64", 0, "mbarrier_init"),
+    ("mbarrier.inval.shared.b64", 0, "mbarrier_inval"),
+    ("mbarrier.arrive.shared.b64", 1, "mbarrier_arrive"),
+    ("mbarrier.arrive.shared::cluster.b64", 1, "mbarrier_arrive"),
+    ("mbarrier.arrive.expect_tx.shared.b64", 1, "mbarrier_arrive_expect"),
+    ("mbarrier.arrive.expect_tx.shared::cluster.b64", 1, "mbarrier_arrive_expect"),
+    ("mbarrier.expect_tx.shared.b64", 0, "mbarrier_expect"),
+    ("mbarrier.expect_tx.shared::cluster.b64", 0, "mbarrier_expect"),
+    ("mbarrier.try_wait.shared.b64", 1, "mbarrier_wait"),
+    ("mbarrier.test_wait.shared.b64", 1, "mbarrier_wait"),
+    ("mbarrier.try_wait.parity.shared.b64", 1, "mbarrier_wait_parity"),
+    ("mbarrier.test_wait.parity.shared.b64", 1, "mbarrier_wait_parity"),
+    ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", 0, "bulk_load"),
+    ("cp.async.bulk.shared.global.mbarrier::complete_tx::bytes", 0, "bulk_load"),
+    (
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+        0,
+        "bulk_load_multicast",
+    ),
+    ("cp.async.bulk.global.shared.bulk_group", 0, "bulk_store"),
+    ("cp.async.bulk.tensor.shared::cluster.global.mbarrier::complete_tx::bytes", 0, "tensor_load"),
+    ("cp.async.bulk.tensor.shared.global.mbarrier::complete_tx::bytes", 0, "tensor_load"),
+    (
+        "cp.async.bulk.tensor.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+        0,
+        "tensor_load_multicast",
+    ),
+    ("cp.async.bulk.tensor.global.shared.bulk_group", 0, "tensor_store"),
+    ("cp.async.bulk.commit_group", 0, "bulk_commit"),
+    ("cp.async.bulk.wait_group", 0, "bulk_wait"),
+    ("cp.async.bulk.wait_group.read", 0, "bulk_wait_read"),
+    ("fence.proxy.async", 0, "fence_proxy"),
+    ("fence.proxy.async.shared", 0, "fence_proxy"),
+    ("fence.proxy.async.shared::cluster", 0, "fence_proxy"),
+    ("fence.proxy.async.global", 0, "fence_proxy"),
+    ("fence.mbarrier_init", 0, "fence_proxy"),
+    ("fence.proxy.tensormap::generic.release.gpu", 0, "nothing"),
+    ("fence.proxy.tensormap::generic.acquire.gpu", 0, "nothing"),
+    ("prefetch.tensormap", 0, "nothing"),
+    ("griddepcontrol.wait", 0, "nothing"),
+    ("griddepcontrol.launch_dependents", 0, "nothing"),
+    ("elect.sync", 0, "elect"),
+    ("barrier.cluster.arrive.aligned", 0, "arrive"),
+    ("barrier.cluster.arrive.release.aligned", 0, "arrive"),
+    ("barrier.cluster.arrive.relaxed.aligned", 0, "arrive"),
+    ("barrier.cluster.wait.aligned", 0, "cluster_wait"),
+    ("barrier.cluster.wait.acquire.aligned", 0, "cluster_wait"),
+    ("cvta.to.shared.u64", 1, "shared_address"),
+    ("cvta.to.shared.u32", 1, "shared_address"),
+    ("cvta.shared.u64", 1, "generic_address"),
+    ("cvta.to.global.u64", 1, "same"),
+    ("mapa.shared::cluster.u32", 1, "mapa"),
+    ("mapa.shared::cluster.u64", 1, "mapa"),
+    ("cvt.u32.u64", 1, "low"),
+    ("mov.b32", 1, "low"),
+    ("mov.u32", 1, "low"),
+    ("mov.s32", 1, "low"),
+    ("mov.b64", 1, "same"),
+    ("mov.u64", 1, "same"),
+    ("selp.b32", 1, "select"),
+    ("selp.u32", 1, "select"),
+    ("selp.s32", 1, "select"),
+    ("setp.eq.u32", 1, "equal"),
+    ("setp.eq.s32", 1, "equal"),
+    ("setp.ne.u32", 1, "unequal"),
+    ("setp.ne.b32", 1, "unequal"),
 ];
 
 /// The preprocessed text with calls in the place of statements that are known. `None` without such
@@ -55,6 +126,7 @@ fn statement(text: &str, all: &[Token<'_>], at: usize) -> Option<(String, usize)
     }
     // The operands of all sections, in PTX's numbering. Behind the third colon are no operands.
     let mut operands = Vec::new();
+    let mut constraints = Vec::new();
     let mut colons = 0;
     while i < last {
         match all[i].text {
@@ -68,6 +140,7 @@ fn statement(text: &str, all: &[Token<'_>], at: usize) -> Option<(String, usize)
                     return None;
                 }
                 operands.push(expression.replace('\n', " "));
+                constraints.push(constraint.trim_matches('"'));
                 i = close;
             }
             clobber if clobber.starts_with('"') => {}
@@ -75,12 +148,168 @@ fn statement(text: &str, all: &[Token<'_>], at: usize) -> Option<(String, usize)
         }
         i += 1;
     }
-    Some((product(&template, &operands)?, last))
+    let template = template.replace("\\n", "\n").replace("\\t", " ").replace("\\r", " ");
+    let call = product(&template, &operands)
+        .or_else(|| instructions(&template, &operands, &constraints, all[at].at))?;
+    Some((call, last))
+}
+
+/// Registers and labels of a template: their PTX names, and those of C++.
+type Names<'a> = Vec<(&'a str, String)>;
+
+/// The statement for a template of instructions that are in the table. `number` is in the names of
+/// its labels.
+fn instructions(
+    template: &str,
+    operands: &[String],
+    constraints: &[&str],
+    number: usize,
+) -> Option<String> {
+    let lines: Vec<&str> = template.lines().map(|l| l.split("//").next().unwrap_or(l)).collect();
+    let template = lines.join(" ").replace("%=", &number.to_string());
+    let mut names: Names<'_> = vec![("_", "emulated__".to_owned())];
+    let mut code = String::new();
+    for part in template.split(';') {
+        let mut part = part.trim_start_matches(|c: char| c.is_whitespace() || "{}".contains(c));
+        while let Some((label, rest)) = label(part) {
+            let _ = write!(code, "emulated_{}_{number}:; ", word(label)?);
+            part = rest.trim_start_matches(|c: char| c.is_whitespace() || "{}".contains(c));
+        }
+        let mut part = part.trim();
+        if let Some(registers) = part.strip_prefix(".reg") {
+            let (_, registers) = registers.trim().split_once(char::is_whitespace)?;
+            for register in registers.split(',').map(str::trim) {
+                names.push((register, format!("emulated_{}", word(register)?)));
+            }
+            continue;
+        }
+        if let Some(guarded) = part.strip_prefix('@') {
+            let (guard, rest) = guarded.split_once(char::is_whitespace)?;
+            let (not, guard) = guard.strip_prefix('!').map_or(("", guard), |g| ("!", g));
+            let _ = write!(code, "if ({not}{}) ", value(guard, operands.len(), &names)?);
+            part = rest.trim();
+        }
+        if !part.is_empty() {
+            code.push_str(&instruction(part, operands.len(), &names, number)?);
+        }
+    }
+    names.sort();
+    names.dedup();
+    let mut out = String::from("do {");
+    for (_, name) in &names {
+        let _ = write!(out, " emulator::Register {name} = 0;");
+    }
+    let mut results = String::new();
+    for (i, (operand, constraint)) in std::iter::zip(operands, constraints).enumerate() {
+        let from = if constraint.starts_with('=') { "0" } else { operand };
+        let _ = write!(out, " emulator::Register emulated_{i} = emulator::bits({from});");
+        if constraint.starts_with(['=', '+']) {
+            let _ = write!(results, "emulator::assign({operand}, emulated_{i}); ");
+        }
+    }
+    let _ = write!(out, " {code}{results}}} while (0)");
+    (!code.is_empty()).then_some(out)
+}
+
+/// The name of a register or label in a name of C++.
+fn word(name: &str) -> Option<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "%$_".contains(c);
+    (!name.is_empty() && name.chars().all(plain)).then(|| name.replace(['%', '$'], "_"))
+}
+
+/// A label in front of an instruction, and what is behind its colon.
+fn label(text: &str) -> Option<(&str, &str)> {
+    let (label, rest) = text.split_once(':')?;
+    let label = label.trim();
+    (word(label).is_some() && !rest.starts_with(':')).then_some((label, rest))
+}
+
+/// An operand as an expression of C++.
+fn value(text: &str, count: usize, names: &Names<'_>) -> Option<String> {
+    let text = text.trim();
+    if let Some((sum, more)) = text.split_once('+') {
+        return Some(format!("({} + {})", value(sum, count, names)?, value(more, count, names)?));
+    }
+    if let Some((_, name)) = names.iter().find(|(register, _)| *register == text) {
+        return Some(name.clone());
+    }
+    if let Some(place) = text.strip_prefix('{') {
+        let each = place.strip_suffix('}')?.split(',').map(|c| value(c, count, names));
+        return Some(format!("emulator::Place({})", each.collect::<Option<Vec<_>>>()?.join(", ")));
+    }
+    let (digits, radix) = text.strip_prefix("0x").map_or((text, 10), |hex| (hex, 16));
+    match text {
+        "%%cluster_ctarank" => Some("emulator::cluster_rank()".to_owned()),
+        "%%cluster_nctarank" => Some("emulator::cluster_size()".to_owned()),
+        _ => match text.strip_prefix('%') {
+            Some(n) => {
+                n.parse().ok().filter(|&n: &usize| n < count).map(|n| format!("emulated_{n}"))
+            }
+            None => i64::from_str_radix(digits, radix).ok().map(|_| text.to_owned()),
+        },
+    }
+}
+
+/// The operands of an instruction: those in brackets, or with a bar between, count as several.
+fn operands_of(text: &str) -> Vec<&str> {
+    let (mut all, mut from, mut depth) = (Vec::new(), 0, 0_i32);
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' | '|' | '[' | ']' if depth == 0 => {
+                all.push(text[from..at].trim());
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    all.push(text[from..].trim());
+    all.retain(|operand| !operand.is_empty());
+    all
+}
+
+/// The call for one instruction.
+fn instruction(text: &str, count: usize, names: &Names<'_>, number: usize) -> Option<String> {
+    let (opcode, rest) =
+        text.split_once([' ', '[']).map_or((text, ""), |(opcode, _)| text.split_at(opcode.len()));
+    let mut operands = operands_of(rest);
+    if let "bra" | "bra.uni" = opcode {
+        let [label] = operands[..] else { return None };
+        return Some(format!("goto emulated_{}_{number}; ", word(label)?));
+    }
+    // An order is there in any case.
+    let mut name = opcode.replace("shared::cta", "shared");
+    for order in ["release", "acquire", "relaxed"] {
+        for scope in ["cta", "cluster"] {
+            name = name.replace(&format!(".{order}.{scope}"), "");
+        }
+    }
+    if let Some(hinted) = name.strip_suffix(".L2::cache_hint") {
+        name = hinted.to_owned();
+        operands.pop()?;
+    }
+    let name = if let Some(rest) = name.strip_prefix("cp.async.bulk.tensor.") {
+        let (dimensions, rest) = rest.split_once("d.")?;
+        let place = operands.iter().find(|o| o.starts_with('{'))?;
+        if place.split(',').count() != dimensions.parse().ok()? {
+            return None;
+        }
+        format!("cp.async.bulk.tensor.{}", rest.replace(".tile", ""))
+    } else {
+        name
+    };
+    let (_, assigned, function) = INSTRUCTIONS.iter().find(|(ptx, _, _)| *ptx == name)?;
+    let operands: Vec<String> =
+        operands.into_iter().map(|o| value(o, count, names)).collect::<Option<_>>()?;
+    let (to, from) = operands.split_at_checked(*assigned)?;
+    let to = to.first().map_or(String::new(), |to| format!("{to} = "));
+    Some(format!("{to}emulator::{function}({}); ", from.join(", ")))
 }
 
 /// The call for `mma.sync` of 16 rows and 8 columns.
 fn product(template: &str, operands: &[String]) -> Option<String> {
-    let template = template.replace("\\n", " ").replace("\\t", " ");
+    let template = template.replace('\n', " ");
     let (name, rest) = template.trim().trim_end_matches(';').split_once([' ', '{'])?;
     let shape = name.strip_prefix("mma.sync.aligned.m16n8k")?;
     let (depth, rest_of_name) = shape.split_once(".row.col.")?;

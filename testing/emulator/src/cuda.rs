@@ -61,12 +61,14 @@ pub(crate) const ABSENT_HEADERS: [(&str, &str); 4] = [
 ];
 
 /// Headers of the toolkit that are there. The names of an empty one are always there.
-pub(crate) const PRESENT_HEADERS: [(&str, &str); 8] = [
+pub(crate) const PRESENT_HEADERS: [(&str, &str); 10] = [
     ("cuda_runtime.h", ""),
     ("device_launch_parameters.h", ""),
     ("vector_types.h", ""),
     ("vector_functions.h", ""),
     ("math_constants.h", ""),
+    ("cuda.h", ""),
+    ("cudaTypedefs.h", ""),
     ("cuda_fp16.h", SHORT_FLOATS),
     ("cuda_bf16.h", SHORT_FLOATS),
     ("cuda_fp8.h", SHORT_FLOATS),

@@ -47,7 +47,7 @@
 //! assert_eq!(program.kernels()[0].name, "twice");
 //! let mut y = [3.0_f32; 64];
 //! let at = y.as_mut_ptr().expose_provenance() as u64;
-//! let operand = Operand { at, bytes: 256, reads: true, writes: true };
+//! let operand = Operand { at, device: at, bytes: 256, reads: true, writes: true };
 //! let launch = Launch {
 //!     kernel: "twice",
 //!     operands: &[operand],
@@ -81,6 +81,7 @@ pub use kernel::{Kernel, Param};
 use compile::Workshop;
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use library::{Library, NativeLaunch, NativeOperand};
+use std::ffi::CString;
 use std::fmt::Write as _;
 
 /// A file of kernels.
@@ -116,10 +117,12 @@ struct Compiled {
 pub struct Program(Arc<Compiled>);
 
 /// The files that the sources include.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 7] = [
     ("include/fibers.hpp", include_str!("../include/fibers.hpp")),
     ("include/conversions.hpp", include_str!("../include/conversions.hpp")),
     ("include/cuda.hpp", include_str!("../include/cuda.hpp")),
+    ("include/ptx.hpp", include_str!("../include/ptx.hpp")),
+    ("include/bulk.hpp", include_str!("../include/bulk.hpp")),
     ("include/short_floats.hpp", include_str!("../include/short_floats.hpp")),
     ("include/metal_stdlib", include_str!("../include/metal_stdlib")),
 ];
@@ -273,6 +276,9 @@ impl Program {
 pub struct Operand {
     /// The address of its first byte.
     pub at: u64,
+    /// The address that the launch was given for it, by which a tensor map names its memory. The
+    /// same as `at` where no device has addresses of its own.
+    pub device: u64,
     /// Its bytes.
     pub bytes: u64,
     /// The kernel may read it.
@@ -353,11 +359,11 @@ impl Emulator {
                 end.unwrap_or(0)
             ));
         }
-        // Parameters are aligned as in a launch, to 16 bytes at most.
-        #[repr(C, align(16))]
+        // Parameters are aligned as in a launch, to the 64 bytes of a tensor map at most.
+        #[repr(C, align(64))]
         #[derive(Clone, Copy)]
-        struct Word([u8; 16]);
-        let mut words = vec![Word([0; 16]); size.div_ceil(16)];
+        struct Word([u8; 64]);
+        let mut words = vec![Word([0; 64]); size.div_ceil(64)];
         let bytes = operands.iter().flat_map(|o| o.at.to_le_bytes()).chain(params.iter().copied());
         let places = words.iter_mut().flat_map(|w| &mut w.0);
         std::iter::zip(places, bytes).for_each(|(place, byte)| *place = byte);
@@ -365,11 +371,14 @@ impl Emulator {
             .iter()
             .map(|o| NativeOperand {
                 at: o.at,
+                device: o.device,
                 bytes: o.bytes,
                 access: u64::from(o.reads) | u64::from(o.writes) << 1,
             })
             .collect();
+        let name = CString::new(kernel).unwrap_or_default();
         let mut native = NativeLaunch {
+            kernel: name.as_ptr(),
             words: words.as_ptr().cast(),
             size,
             operands: operands.as_ptr(),

@@ -11,6 +11,7 @@ use std::process::Command;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NativeOperand {
     pub(crate) at: u64,
+    pub(crate) device: u64,
     pub(crate) bytes: u64,
     pub(crate) access: u64,
 }
@@ -19,6 +20,7 @@ pub(crate) struct NativeOperand {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct NativeLaunch {
+    pub(crate) kernel: *const c_char,
     pub(crate) words: *const u8,
     pub(crate) size: usize,
     pub(crate) operands: *const NativeOperand,
@@ -132,7 +134,11 @@ impl Library {
         // Functions of the language's header are inlined into the source's own.
         text.lines()
             .filter_map(|line| line.split_whitespace().next())
-            .find(|line| !line.contains("/cuda.hpp:") && !line.starts_with("??"))
+            .find(|line| {
+                !line.contains("/cuda.hpp:")
+                    && !line.contains("/ptx.hpp:")
+                    && !line.starts_with("??")
+            })
             .map(|line| line.rsplit_once('/').map_or(line, |(_, file)| file).to_owned())
     }
 }

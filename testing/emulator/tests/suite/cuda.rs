@@ -4,7 +4,7 @@ use leasehold_core::sync::OnceLock;
 use leasehold_emulator::{Cuda, Emulator, Launch, Operand, Program, Source};
 
 /// Compiles a watched source. `None` without the compiler.
-fn compile_with(text: &str, options: &[String]) -> Result<Option<Emulator>, String> {
+pub(crate) fn compile_with(text: &str, options: &[String]) -> Result<Option<Emulator>, String> {
     let source = Source { name: "k.cu", text };
     match Program::cuda(&Cuda { source, options, watched: true }) {
         Ok(program) => Ok(Some(Emulator::new(program))),
@@ -35,21 +35,26 @@ fn compile(text: &str) -> Option<Emulator> {
 }
 
 /// A list that a kernel reads and writes.
-fn operand<T>(list: &mut [T]) -> Operand {
+pub(crate) fn operand<T>(list: &mut [T]) -> Operand {
     let at = list.as_mut_ptr().expose_provenance() as u64;
-    Operand { at, bytes: size_of_val(list) as u64, reads: true, writes: true }
+    Operand { at, device: at, bytes: size_of_val(list) as u64, reads: true, writes: true }
 }
 
-fn read<T>(list: &[T]) -> Operand {
+pub(crate) fn read<T>(list: &[T]) -> Operand {
     let at = list.as_ptr().expose_provenance() as u64;
-    Operand { at, bytes: size_of_val(list) as u64, reads: true, writes: false }
+    Operand { at, device: at, bytes: size_of_val(list) as u64, reads: true, writes: false }
 }
 
 /// A launch of one kernel in one order.
-struct On<'a>(&'a Emulator, &'a str, [u32; 3], [u32; 3]);
+pub(crate) struct On<'a>(
+    pub(crate) &'a Emulator,
+    pub(crate) &'a str,
+    pub(crate) [u32; 3],
+    pub(crate) [u32; 3],
+);
 
 impl On<'_> {
-    fn shared(
+    pub(crate) fn shared(
         &self,
         shared: u32,
         operands: &[Operand],
@@ -62,7 +67,12 @@ impl On<'_> {
         unsafe { emulator.run(&launch) }
     }
 
-    fn run(&self, operands: &[Operand], params: &[u8], reverse: bool) -> Result<(), String> {
+    pub(crate) fn run(
+        &self,
+        operands: &[Operand],
+        params: &[u8],
+        reverse: bool,
+    ) -> Result<(), String> {
         self.shared(0, operands, params, reverse)
     }
 }

@@ -1,5 +1,6 @@
 //! Kernels on the host: CUDA C++ against results of the host, and mistakes in Metal sources.
 
 mod cuda;
+mod maps;
 mod planted;
 mod short_floats;

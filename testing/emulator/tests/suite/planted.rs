@@ -31,7 +31,7 @@ fn turned(barrier: &str) -> Option<[[f32; 64]; 2]> {
     Some([false, true].map(|reverse| {
         let mut x: [f32; 64] = std::array::from_fn(|i| i as f32);
         let at = x.as_mut_ptr().expose_provenance() as u64;
-        let operand = Operand { at, bytes: 256, reads: true, writes: true };
+        let operand = Operand { at, device: at, bytes: 256, reads: true, writes: true };
         let launch = Launch {
             kernel: "turn",
             operands: &[operand],

@@ -20,7 +20,7 @@ fn compile(text: &str) -> Option<Emulator> {
 
 fn operand<T>(list: &mut [T]) -> Operand {
     let at = list.as_mut_ptr().expose_provenance() as u64;
-    Operand { at, bytes: size_of_val(list) as u64, reads: true, writes: true }
+    Operand { at, device: at, bytes: size_of_val(list) as u64, reads: true, writes: true }
 }
 
 fn run(emulator: &Emulator, kernel: &str, blocks: u32, threads: u32, operands: &[Operand]) {

@@ -1,0 +1,89 @@
+// Inline PTX of Hopper's bulk copies, as the functions that `asm.rs` calls. The runtime includes the first half.
+
+#pragma once
+
+namespace emulator {
+
+// A register of 64 bits, which the smaller ones are a part of.
+typedef unsigned long long Register;
+
+// The first element of a box: coordinates in elements.
+struct Place {
+    unsigned dimensions;
+    int at[5];
+    template <class... C> explicit Place(C... c) : dimensions(sizeof...(C)), at{(int)c...} {}
+};
+
+#pragma GCC visibility push(hidden)
+
+// Addresses of shared memory are numbers of 32 bits, with the block of the cluster in the upper ones.
+Register shared_address(Register generic);
+Register generic_address(Register shared);
+Register mapa(Register shared, Register rank);
+
+void mbarrier_init(Register at, Register count);
+void mbarrier_inval(Register at);
+Register mbarrier_arrive(Register at, Register count = 1);
+Register mbarrier_arrive_expect(Register at, Register bytes);
+void mbarrier_expect(Register at, Register bytes);
+// A look at a phase: that of a state, or that of a parity. A limit of time has no meaning here.
+Register mbarrier_wait(Register at, Register state, Register = 0);
+Register mbarrier_wait_parity(Register at, Register parity, Register = 0);
+
+void bulk_load(Register to, Register from, Register bytes, Register barrier);
+void bulk_load_multicast(Register to, Register from, Register bytes, Register barrier, Register blocks);
+void bulk_store(Register to, Register from, Register bytes);
+void tensor_load(Register to, Register map, const Place& first, Register barrier);
+void tensor_load_multicast(Register to, Register map, const Place& first, Register barrier, Register blocks);
+void tensor_store(Register map, const Place& first, Register from);
+void bulk_commit();
+void bulk_wait(Register groups);
+void bulk_wait_read(Register groups);
+void fence_proxy();
+
+#pragma GCC visibility pop
+
+}  // namespace emulator
+
+#ifdef LEASEHOLD_EMULATED
+
+// What the driver encodes.
+typedef struct CUtensorMap_st {
+    alignas(64) unsigned long long opaque[16];
+} CUtensorMap;
+
+inline size_t __cvta_generic_to_shared(const void* at) { return emulator::shared_address((emulator::Register)at); }
+inline void* __cvta_shared_to_generic(size_t at) { return (void*)emulator::generic_address(at); }
+inline size_t __cvta_generic_to_global(const void* at) { return (size_t)at; }
+inline void* __cvta_global_to_generic(size_t at) { return (void*)at; }
+
+namespace emulator {
+
+template <class T> inline Register bits(T v) {
+    static_assert(sizeof(T) <= 8, "a register has 8 bytes at most");
+    Register all = 0;
+    __builtin_memcpy(&all, &v, sizeof(T));
+    return all;
+}
+template <class T> inline void assign(T& to, Register v) {
+    static_assert(sizeof(T) <= 8, "a register has 8 bytes at most");
+    __builtin_memcpy(&to, &v, sizeof(T));
+}
+
+inline Register same(Register v) { return v; }
+inline Register low(Register v) { return (unsigned)v; }
+inline Register select(Register yes, Register no, Register predicate) { return predicate ? yes : no; }
+inline Register equal(Register a, Register b) { return (unsigned)a == (unsigned)b; }
+inline Register unequal(Register a, Register b) { return (unsigned)a != (unsigned)b; }
+// The lowest lane leads.
+inline void elect(Register& leader, Register& own, Register mask) {
+    const char none = 0;
+    leader = (Register)__builtin_ctz(met(join((unsigned)mask, &none, 1, "elect.sync")));
+    own = leader == lane();
+}
+inline void cluster_wait() { await("barrier.cluster.wait"); }
+template <class... A> inline void nothing(A...) {}
+
+}  // namespace emulator
+
+#endif
