@@ -221,13 +221,14 @@ struct Encoded {
 static_assert(sizeof(Encoded) == 128, "the size that the driver tells");
 constexpr unsigned MAGIC = 0x544D;
 // CUtensorMapDataType.
-enum { F16 = 6, F32, F64, BF16, F32_FTZ, TF32, TF32_FTZ };
+constexpr unsigned TF32 = 11;
 constexpr unsigned char ELEMENT_BYTES[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 
 // A tensor and the box that a copy takes of it. A copy without a map has one dimension of bytes.
 struct Tensor {
     uintptr_t at;
-    unsigned bytes, element, swizzle;
+    // Bytes of an element, its type, and bytes from row to row of the box.
+    unsigned bytes, element, pitch, swizzle;
     bool nan;
     long long sizes[5], strides[5];
     unsigned counts[5], steps[5];
@@ -251,7 +252,7 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     if (map.interleave != 0) broken("kernel %s: not emulated: a tensor map with an interleaved layout", name);
     if (map.element >= sizeof(ELEMENT_BYTES)) broken("kernel %s: not emulated: a tensor map of the data type %u", name, map.element);
     if (map.swizzle > 3) broken("kernel %s: not emulated: a tensor map with the swizzle mode %u", name, map.swizzle);
-    Tensor tensor = {0, ELEMENT_BYTES[map.element], map.element, map.swizzle, map.nan == 1, {}, {}, {}, {}};
+    Tensor tensor = {0, ELEMENT_BYTES[map.element], map.element, 0, map.swizzle, map.nan == 1, {}, {}, {}, {}};
     uint64_t extent = tensor.bytes;
     for (unsigned d = 0; d < 5; ++d) {
         const bool used = d < dimensions;
@@ -268,8 +269,10 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
         tensor.steps[d] = step;
         extent += (size - 1) * stride;
     }
-    const unsigned row = tensor.counts[0] * tensor.bytes;
-    if (row % 16 != 0 || (map.swizzle != 0 && row > 16u << map.swizzle)) broken("kernel %s: a tensor map whose box has rows of %u bytes", name, row);
+    // A swizzled row takes the whole width of the swizzle.
+    const unsigned row = tensor.counts[0] * tensor.bytes, width = 16u << map.swizzle;
+    tensor.pitch = map.swizzle ? width : row;
+    if (row % 16 != 0 || row > tensor.pitch) broken("kernel %s: a tensor map whose box has rows of %u bytes", name, row);
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
         const uint64_t before = map.device - o.device;
@@ -293,7 +296,7 @@ Tensor plain(Register at, Register bytes, unsigned access) {
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
         const bool own = at - o.at < o.bytes && bytes <= o.bytes - (at - o.at) && (o.access & access) == access;
-        if (own) return {(uintptr_t)at, 1, 0, 0, false, {(long long)bytes, 1, 1, 1, 1}, {1}, {(unsigned)bytes, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
+        if (own) return {(uintptr_t)at, 1, 0, (unsigned)bytes, 0, false, {(long long)bytes, 1, 1, 1, 1}, {1}, {(unsigned)bytes, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
     }
     refuse(access & 2 ? "write" : "read", at, bytes, issued);
 }
@@ -320,7 +323,7 @@ Copy* waiting;
 // Calls `f` for every 16 bytes of the box, with their address in shared memory, that in the tensor, and the bytes that are within the tensor.
 template <class F> void pieces(const Copy& copy, F f) {
     const Tensor& tensor = copy.tensor;
-    unsigned at = copy.shared, index[5] = {};
+    unsigned row_at = copy.shared, index[5] = {};
     const long long end = tensor.sizes[0] * tensor.bytes, row = (long long)tensor.counts[0] * tensor.bytes;
     const auto within = [](long long v) { return (unsigned)(v < 0 ? 0 : v > 16 ? 16 : v); };
     for (unsigned d = 0; d < 5;) {
@@ -331,34 +334,32 @@ template <class F> void pieces(const Copy& copy, F f) {
             inside &= k >= 0 && k < tensor.sizes[i];
             global += k * tensor.strides[i];
         }
+        unsigned at = row_at;
         for (long long byte = copy.first[0] * tensor.bytes, last = byte + row; byte < last; byte += 16, at += 16) {
             const unsigned from = within(-byte), to = inside ? within(end - byte) : 0;
             // A swizzle moves pieces of 16 bytes by the number of their line of 128.
             const unsigned moved = at ^ (at >> 3 & ((1u << tensor.swizzle) - 1) << 4);
             f(window() + moved, global + byte, from, from < to ? to : from);
         }
+        row_at += tensor.pitch;
         for (d = 1; d < 5 && ++index[d] == tensor.counts[d]; ++d) index[d] = 0;
     }
 }
 
-// The value of an element outside of the tensor, and of one of the types that a load rounds.
+// What a device writes for elements outside of the tensor.
 void fill(unsigned char* piece, const Tensor& tensor) {
-    const bool narrow = tensor.element == F16 || tensor.element == BF16, wide = tensor.element == F64;
-    memset(piece, 0, 16);
-    if (!tensor.nan) return;
-    for (unsigned i = 0; i < 16; i += tensor.bytes) {
-        const uint64_t nan = narrow ? 0x7fff : wide ? 0x7fffffffffffffff : 0x7fffffff;
-        memcpy(piece + i, &nan, tensor.bytes);
+    for (unsigned i = 0; i < 16; i += 2) {
+        const unsigned short value = tensor.nan ? 0x7ff7 : 0;
+        memcpy(piece + i, &value, 2);
     }
 }
-void round(unsigned char* piece, const Tensor& tensor) {
-    if (tensor.element < F32_FTZ) return;
-    for (unsigned i = 0; i < 16; i += 4) {
+// A load rounds `f32` to the nearest `tf32`, and to even. Subnormal numbers stay, also in the types that have FTZ in their names.
+void round(unsigned char* at, unsigned bytes, const Tensor& tensor) {
+    for (unsigned i = 0; tensor.element >= TF32 && i < bytes; i += 4) {
         unsigned u;
-        memcpy(&u, piece + i, 4);
-        if (tensor.element != TF32 && (u & 0x7f800000u) == 0) u &= 0x80000000u;
-        if (tensor.element != F32_FTZ && (u & 0x7f800000u) != 0x7f800000u) u = (u + 0xfff + (u >> 13 & 1)) & ~0x1fffu;
-        memcpy(piece + i, &u, 4);
+        memcpy(&u, at + i, 4);
+        u = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffe000u : (u + 0xfff + (u >> 13 & 1)) & ~0x1fffu;
+        memcpy(at + i, &u, 4);
     }
 }
 
@@ -373,7 +374,7 @@ void run(const Copy& copy) {
         unsigned char piece[16];
         fill(piece, copy.tensor);
         memcpy(piece + from, (void*)(global + from), to - from);
-        round(piece, copy.tensor);
+        round(piece + from, to - from, copy.tensor);
         for (unsigned rank = 0; rank < block.cluster; ++rank) {
             if (copy.blocks >> rank & 1) memcpy(memory_of(at, rank), piece, 16);
         }
@@ -401,8 +402,10 @@ template <class F> void finish(F now) {
 }
 
 void issue(Copy copy) {
-    const unsigned bytes = box_bytes(copy.tensor), lines = copy.tensor.swizzle ? (bytes + 127) / 128 * 128 : bytes;
-    place_of(copy.shared, lines);
+    unsigned bytes = copy.tensor.pitch;
+    for (unsigned d = 1; d < 5; ++d) bytes *= copy.tensor.counts[d];
+    // Pieces change places within lines of 128 bytes.
+    place_of(copy.shared, copy.tensor.swizzle ? (bytes + 127) / 128 * 128 : bytes);
     settle();
     // Who looks last finds the own block's traces.
     for (unsigned i = 1; i <= block.cluster; ++i) {
@@ -426,12 +429,21 @@ void issue(Copy copy) {
     *link = kept;
 }
 
+// The box's first element. A device fails a kernel with the other coordinates, by an illegal instruction.
+void place(Copy& copy, const Place& first) {
+    for (unsigned d = 0; d < first.dimensions; ++d) {
+        copy.first[d] = first.at[d];
+        if (copy.stores && first.at[d] < 0) broken("a bulk store at the coordinate %d in dimension %u, which is below zero", first.at[d], d);
+    }
+    const long long byte = copy.first[0] * copy.tensor.bytes;
+    if (byte % 16 != 0) broken("a bulk copy at the coordinate %lld in dimension 0, whose place of %lld bytes is no multiple of 16", copy.first[0], byte);
+}
 void load(const Tensor& tensor, const Place& first, Register to, Register barrier, unsigned blocks) {
     const Signal signal = signal_of(barrier, 3);
     if (rank_of(to) != signal.rank) broken("a bulk copy to the shared memory of block %u that signals an mbarrier of block %u", rank_of(to), signal.rank);
     if (blocks >> block.cluster) broken("a bulk copy to the blocks 0x%x of a cluster of %u", blocks, block.cluster);
     Copy copy = {tensor, {}, (unsigned)to & OFFSETS, blocks ? blocks : 1u << signal.rank, false, signal.at, nullptr, 0, nullptr, nullptr};
-    for (unsigned d = 0; d < first.dimensions; ++d) copy.first[d] = first.at[d];
+    place(copy, first);
     for (unsigned rank = 0; rank < block.cluster; ++rank) {
         if (copy.blocks >> rank & 1) Signal{signal.at, rank}.mbarrier();
     }
@@ -441,7 +453,7 @@ void store(const Tensor& tensor, const Place& first, Register from) {
     Fiber& fiber = *block.running;
     if (rank_of(from) != block.rank) broken("a bulk store of another block's shared memory");
     Copy copy = {tensor, {}, (unsigned)from & OFFSETS, 1u << block.rank, true, 0, &fiber, fiber.groups, nullptr, nullptr};
-    for (unsigned d = 0; d < first.dimensions; ++d) copy.first[d] = first.at[d];
+    place(copy, first);
     fiber.stores = fiber.groups + 1;
     issue(copy);
 }
@@ -449,30 +461,20 @@ void aligned(Register shared, unsigned bytes) {
     if (shared % bytes != 0) broken("a bulk copy at the shared address 0x%x, which is no multiple of %u", (unsigned)shared, bytes);
 }
 
-__attribute__((used)) void bulk_load_multicast(Register to, Register from, Register bytes, Register barrier, Register blocks) {
+__attribute__((used)) void bulk_load(Register to, Register from, Register bytes, Register barrier, Register blocks) {
     ISSUED;
     aligned(to, 16);
     load(plain(from, bytes, 1), Place(), to, barrier, (unsigned short)blocks);
-}
-__attribute__((used)) void bulk_load(Register to, Register from, Register bytes, Register barrier) {
-    ISSUED;
-    aligned(to, 16);
-    load(plain(from, bytes, 1), Place(), to, barrier, 0);
 }
 __attribute__((used)) void bulk_store(Register to, Register from, Register bytes) {
     ISSUED;
     aligned(from, 16);
     store(plain(to, bytes, 2), Place(), from);
 }
-__attribute__((used)) void tensor_load_multicast(Register to, Register map, const Place& first, Register barrier, Register blocks) {
+__attribute__((used)) void tensor_load(Register to, Register map, const Place& first, Register barrier, Register blocks) {
     ISSUED;
     aligned(to, 128);
     load(decode(map, first.dimensions, 1), first, to, barrier, (unsigned short)blocks);
-}
-__attribute__((used)) void tensor_load(Register to, Register map, const Place& first, Register barrier) {
-    ISSUED;
-    aligned(to, 128);
-    load(decode(map, first.dimensions, 1), first, to, barrier, 0);
 }
 __attribute__((used)) void tensor_store(Register map, const Place& first, Register from) {
     ISSUED;

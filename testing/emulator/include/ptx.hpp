@@ -30,11 +30,10 @@ void mbarrier_expect(Register at, Register bytes);
 Register mbarrier_wait(Register at, Register state, Register = 0);
 Register mbarrier_wait_parity(Register at, Register parity, Register = 0);
 
-void bulk_load(Register to, Register from, Register bytes, Register barrier);
-void bulk_load_multicast(Register to, Register from, Register bytes, Register barrier, Register blocks);
+// Loads to the block of the addresses, or to several blocks of the cluster.
+void bulk_load(Register to, Register from, Register bytes, Register barrier, Register blocks = 0);
 void bulk_store(Register to, Register from, Register bytes);
-void tensor_load(Register to, Register map, const Place& first, Register barrier);
-void tensor_load_multicast(Register to, Register map, const Place& first, Register barrier, Register blocks);
+void tensor_load(Register to, Register map, const Place& first, Register barrier, Register blocks = 0);
 void tensor_store(Register map, const Place& first, Register from);
 void bulk_commit();
 void bulk_wait(Register groups);

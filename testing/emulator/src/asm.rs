@@ -36,7 +36,7 @@ const INSTRUCTIONS: [(&str, usize, &str); 58] = [
     (
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
         0,
-        "bulk_load_multicast",
+        "bulk_load",
     ),
     ("cp.async.bulk.global.shared.bulk_group", 0, "bulk_store"),
     ("cp.async.bulk.tensor.shared::cluster.global.mbarrier::complete_tx::bytes", 0, "tensor_load"),
@@ -44,7 +44,7 @@ const INSTRUCTIONS: [(&str, usize, &str); 58] = [
     (
         "cp.async.bulk.tensor.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
         0,
-        "tensor_load_multicast",
+        "tensor_load",
     ),
     ("cp.async.bulk.tensor.global.shared.bulk_group", 0, "tensor_store"),
     ("cp.async.bulk.commit_group", 0, "bulk_commit"),

@@ -6,8 +6,12 @@ use leasehold_emulator::{Emulator, Operand};
 const KINDS: &str = include_str!("../maps.cu");
 
 fn compile(text: &str, options: &[&str]) -> Option<Emulator> {
+    compile_watched(text, options, true)
+}
+
+fn compile_watched(text: &str, options: &[&str], watched: bool) -> Option<Emulator> {
     let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
-    compile_with(text, &options).unwrap_or_else(|why| panic!("{why}"))
+    compile_with(text, &options, watched).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// A tensor map before it is encoded.
@@ -24,9 +28,9 @@ struct Map {
     nan: bool,
 }
 
-const U8: u8 = 0;
 const U32: u8 = 2;
 const F32: u8 = 7;
+const TF32: u8 = 11;
 
 impl Map {
     /// A tensor without gaps.
@@ -62,6 +66,16 @@ impl Map {
         self.boxes[d].div_ceil(step) as usize
     }
 
+    /// Bytes from row to row of a box in shared memory: a swizzle takes its whole width.
+    fn pitch(&self) -> usize {
+        if self.swizzle == 0 { self.count(0) * self.bytes() } else { 16 << self.swizzle }
+    }
+
+    /// Bytes of a box in shared memory.
+    fn room(&self) -> usize {
+        (1..5).map(|d| self.count(d)).product::<usize>() * self.pitch()
+    }
+
     /// The bytes of the simulated driver.
     fn encode(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> = self.sizes.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -78,14 +92,15 @@ impl Map {
     fn each(&self, first: [i32; 5], from: usize, mut f: impl FnMut(usize, Option<usize>)) {
         for n in 0..(0..5).map(|d| self.count(d)).product() {
             let (mut rest, mut inside, mut place) = (n, true, 0);
-            for d in 0..5 {
+            for (d, &first) in first.iter().enumerate() {
                 let step = if d == 0 { 1 } else { i64::from(self.steps[d]) };
-                let k = i64::from(first[d]) + (rest % self.count(d)) as i64 * step;
+                let k = i64::from(first) + (rest % self.count(d)) as i64 * step;
                 rest /= self.count(d);
                 inside &= k >= 0 && k < self.sizes[d] as i64;
                 place += k * self.strides[d] as i64;
             }
-            let at = from + n * self.bytes();
+            let (row, byte) = (n / self.count(0), n % self.count(0) * self.bytes());
+            let at = from + row * self.pitch() + byte;
             // Bits 4 to 6 change by bits 7 to 9.
             let moved = at ^ ((at >> 7 & [0, 1, 3, 7][usize::from(self.swizzle)]) << 4);
             f(moved, inside.then_some(place as usize));
@@ -124,9 +139,7 @@ impl Numbers {
         let mut map = Map::new(0, element, &[1; 5][..rank], &[1; 5][..rank]);
         map.swizzle = self.below(4) as u8;
         map.nan = element >= 6 && self.below(2) == 1;
-        let pieces = [4, 2, 4, 8][usize::from(map.swizzle)];
-        // Rows as wide as the swizzle.
-        let pieces = if map.swizzle == 0 { 1 + self.below(pieces) } else { pieces };
+        let pieces = 1 + self.below([4, 2, 4, 8][usize::from(map.swizzle)]);
         map.boxes[0] = (pieces * 16) as u32 / map.bytes() as u32;
         map.sizes[0] = 1 + self.below(2 * u64::from(map.boxes[0]));
         let mut end = (map.sizes[0] * map.strides[0]).next_multiple_of(16);
@@ -155,19 +168,24 @@ fn boxes_are_those_of_a_slow_model() {
         let first: [i32; 5] = std::array::from_fn(|d| {
             let (size, side) = (map.sizes[d] as i64, i64::from(map.boxes[d]));
             let at = numbers.below((size + 2 * side) as u64) as i64 - side;
-            if d < map.rank { at as i32 } else { 0 }
+            // The innermost is a multiple of 16 bytes.
+            let least = if d == 0 { 16 / map.bytes() as i64 } else { 1 };
+            if d < map.rank { (at / least * least) as i32 } else { 0 }
         });
         let offset = 128 * numbers.below(9) as usize;
-        let total = offset + (0..5).map(|d| map.count(d)).product::<usize>() * map.bytes();
-        let total = total.next_multiple_of(128);
-        let params = params(&[map], &place(&map, first, offset, total));
+        let total = (offset + map.room()).next_multiple_of(128);
+        let params = self::params(&[map], &place(&map, first, offset, total));
         let reverse = round % 2 == 1;
 
         let mut want = vec![0xee; total];
+        let outside = if map.nan { [0xf7, 0x7f].repeat(4) } else { vec![0; 8] };
         map.each(first, offset, |to, from| {
-            let value =
-                from.map_or_else(|| outside(&map), |f| tensor[256 + f..][..map.bytes()].to_vec());
-            want[to..to + map.bytes()].copy_from_slice(&rounded(&map, value));
+            let to = &mut want[to..to + map.bytes()];
+            to.copy_from_slice(&from.map_or(&outside[..], |f| &tensor[256 + f..])[..to.len()]);
+            if map.element >= TF32 && from.is_some() {
+                let bits = tf32(u32::from_le_bytes((&*to).try_into().unwrap()));
+                to.copy_from_slice(&bits.to_le_bytes());
+            }
         });
         let mut out = vec![0; total];
         On(&emulator, "load_box", [1; 3], [40, 1, 1])
@@ -182,6 +200,8 @@ fn boxes_are_those_of_a_slow_model() {
 
         let shared: Vec<u8> = (0..total).map(|_| numbers.below(256) as u8).collect();
         let mut want = tensor.clone();
+        let first = first.map(|v| v.max(0));
+        let params = self::params(&[map], &place(&map, first, offset, total));
         map.each(first, offset, |from, to| {
             let Some(to) = to else { return };
             want[256 + to..][..map.bytes()].copy_from_slice(&shared[from..from + map.bytes()]);
@@ -194,38 +214,170 @@ fn boxes_are_those_of_a_slow_model() {
     }
 }
 
-/// An element out of bounds.
-fn outside(map: &Map) -> Vec<u8> {
-    let nan = match map.bytes() {
-        2 => 0x7fff,
-        4 => 0x7fff_ffff,
-        _ => u64::MAX >> 1,
-    };
-    (if map.nan { nan } else { 0 }).to_le_bytes()[..map.bytes()].to_vec()
+/// What a load makes of the bits of `f32` in the kinds of `tf32`.
+fn tf32(bits: u32) -> u32 {
+    let float = f32::from_bits(bits);
+    if float.is_nan() {
+        return 0x7fff_e000;
+    }
+    // 2^13 units of the last place are one of the result's.
+    let (sign, units) = (bits >> 31 << 31, f64::from(bits << 1 >> 1) / 8192.0);
+    sign | (units.round_ties_even() as u32) << 13
 }
 
-/// What a load makes of `f32` in the kinds that have less bits, or no subnormal numbers.
-fn rounded(map: &Map, value: Vec<u8>) -> Vec<u8> {
-    if map.element < 10 {
-        return value;
+/// The transpose of 64 rows of 96 numbers.
+fn transpose(options: &[&str], watched: bool, reverse: bool) -> Option<Result<bool, String>> {
+    let emulator = compile_watched(KINDS, options, watched)?;
+    let x: Vec<f32> = (0..64 * 96).map(|i| i as f32).collect();
+    let mut y = vec![0.0_f32; x.len()];
+    let operands = [operand(&mut y), Operand { device: 1 << 40, ..read(&x) }];
+    let from = Map { swizzle: 3, ..Map::new(1 << 40, F32, &[96, 64], &[32, 32]) };
+    let to = Map::new(operands[0].at, F32, &[64, 96], &[32, 32]);
+    let others = [2.0_f32.to_le_bytes().as_slice(), &[0; 60]].concat();
+    let ran = On(&emulator, "transpose_boxes", [3, 2, 1], [64, 1, 1]).run(
+        &operands,
+        &params(&[from, to], &others),
+        reverse,
+    );
+    Some(ran.map(|()| (0..y.len()).all(|i| y[i] == 2.0 * x[i % 64 * 96 + i / 64])))
+}
+
+#[test]
+fn a_transpose_by_swizzled_boxes_with_maps_in_a_structure() {
+    for reverse in [false, true] {
+        let Some(right) = transpose(&[], true, reverse) else { return };
+        assert_eq!(right, Ok(true));
+        let why = transpose(&["-DNO_PROXY_FENCE"], true, reverse).unwrap().unwrap_err();
+        assert!(why.contains("wrote, without fence.proxy.async between the two"), "{why}");
+        for watched in [false, true] {
+            let options = &["-DNO_READ_WAIT"];
+            let why = transpose(options, watched, reverse).unwrap().unwrap_err();
+            assert!(why.contains("before its bulk stores have read shared memory"), "{why}");
+            let options = &["-DNO_READ_WAIT", "-DOVERWRITTEN"];
+            let why = transpose(options, watched, reverse).unwrap().unwrap_err();
+            let want =
+                if watched { "race: it writes shared memory that a bulk copy" } else { "ends" };
+            assert!(why.contains(want), "{why}");
+        }
+        assert_eq!(transpose(&["-DOVERWRITTEN"], true, reverse).unwrap(), Ok(true));
     }
-    let mut float = f32::from_le_bytes(value.try_into().unwrap());
-    if map.element != 11 && float.is_subnormal() {
-        float *= 0.0;
+}
+
+#[test]
+fn a_pipeline_of_copies_and_one_through_shared_memory() {
+    for (options, watched) in [
+        (&[][..], true),
+        (&["-DNO_FULL"][..], true),
+        (&["-DNO_EMPTY"], true),
+        (&["-DNO_FULL"], false),
+    ] {
+        let Some(emulator) = compile_watched(KINDS, options, watched) else { return };
+        let x: Vec<u32> = (0..256 * 7).map(|i| i * i).collect();
+        let want: Vec<u32> = (0..64)
+            .map(|t| x.iter().skip(t).step_by(64).fold(0_u32, |all, v| all.wrapping_add(*v)))
+            .collect();
+        let ran = [false, true].map(|reverse| {
+            let mut sums = [0_u32; 64];
+            let operands = [operand(&mut sums), read(&x)];
+            On(&emulator, "pipeline", [1; 3], [96, 1, 1])
+                .run(&operands, &7_u32.to_le_bytes(), reverse)
+                .map(|()| sums.as_slice() == want)
+        });
+        match (options, watched) {
+            ([], _) => assert_eq!(ran, [Ok(true), Ok(true)]),
+            (_, true) => assert!(ran.iter().all(Result::is_err), "{options:?}: {ran:?}"),
+            // A copy that runs as late as it may is missed.
+            _ => assert!(ran.iter().any(|r| *r != Ok(true)), "{ran:?}"),
+        }
+        let mut y = vec![0; x.len()];
+        for reverse in [false, true] {
+            On(&emulator, "through", [1; 3], [40, 1, 1])
+                .shared(4096, &[operand(&mut y), read(&x)], &4096_u32.to_le_bytes(), reverse)
+                .unwrap();
+            assert_eq!((y[0], &y[1..1024], y[1024]), (x[0] + 1, &x[1..1024], 0));
+        }
     }
-    if map.element != 10 && float.is_finite() {
-        // A sum with a number of 13 bits more rounds to nearest.
-        let bits = float.to_bits();
-        let (low, high) = (f32::from_bits(bits & !0x1fff), f32::from_bits((bits | 0x1fff) + 1));
-        let away = |to: f32| (f64::from(float) - f64::from(to)).abs();
-        let even = low.to_bits() >> 13 & 1 == 0;
-        let high_value = if high.is_infinite() {
-            2.0_f64.powi(128).copysign(f64::from(high))
-        } else {
-            f64::from(high)
-        };
-        let up = (f64::from(float) - high_value).abs();
-        float = if away(low) < up || (away(low) == up && even) { low } else { high };
+}
+
+#[test]
+fn a_multicast_reaches_all_blocks_of_a_cluster() {
+    let Some(emulator) = compile(KINDS, &[]) else { return };
+    let x: Vec<u32> = (0..32 * 8).map(|i| i * 3).collect();
+    for reverse in [false, true] {
+        let mut y = vec![0_u32; 32 * 8 * 4];
+        let operands = [operand(&mut y), read(&x)];
+        let map = Map::new(operands[1].at, U32, &[32, 8], &[32, 1]);
+        On(&emulator, "multicast", [8, 1, 1], [32, 1, 1])
+            .run(&operands, &params(&[map], &[]), reverse)
+            .unwrap();
+        for (block, rows) in y.chunks_exact(128).enumerate() {
+            assert_eq!(rows, &x[block / 4 * 128..][..128], "block {block}");
+        }
     }
-    float.to_le_bytes().to_vec()
+}
+
+#[test]
+fn mistakes_are_told() {
+    let (macros, bodies) = include_str!("../mistakes.txt").split_once("\n\n").unwrap();
+    let mut text = format!("{KINDS}\n{macros}\n");
+    let bodies: Vec<_> = bodies.lines().map(|l| l.split_once(" =>").unwrap()).collect();
+    for (i, (body, _)) in bodies.iter().enumerate() {
+        text += &format!(
+            "extern \"C\" __global__ void f{i}(u32* x, const __grid_constant__ CUtensorMap map) {{
+                __shared__ __align__(128) u32 box[1024]; __shared__ u64 full; u32 t = threadIdx.x; {body} }}\n"
+        );
+    }
+    let Some(emulator) = compile(&text, &[]) else { return };
+    for (i, (body, want)) in bodies.iter().enumerate() {
+        let want = want.trim();
+        for reverse in [false, true] {
+            let mut x: Vec<u32> = (1..1025).collect();
+            let operands = [operand(&mut x)];
+            let map = Map::new(operands[0].at, U32, &[32, 32], &[32, 32]);
+            let ran = On(&emulator, &format!("f{i}"), [1; 3], [64, 1, 1]).run(
+                &operands,
+                &[&[0; 56], &*map.encode()].concat(),
+                reverse,
+            );
+            match ran {
+                Ok(()) => assert_eq!(want, "", "{body}"),
+                Err(why) => assert!(!want.is_empty() && why.contains(want), "{body}: {why}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn maps_that_no_launch_can_use_are_told() {
+    let Some(emulator) = compile(KINDS, &[]) else { return };
+    let x = vec![1_u8; 1024];
+    let good = Map::new(read(&x).at, U32, &[16, 16], &[16, 4]);
+    let behind = (good.device + 64).to_le_bytes();
+    let former = "kernel load_box: a tensor map with the address 0x";
+    for (at, bytes, want) in [
+        (126, &[0x7f_u8][..], former),
+        (120, &behind, "of 1024 bytes from byte 64 of binding 1 on, which has 1024"),
+        (40, &[128], "of 1984 bytes from byte 0 of binding 1"),
+        (40, &[72], "whose dimension 1 no driver accepts"),
+        (76, &[0], "whose dimension 1 no driver accepts"),
+        (96, &[9], "whose dimension 1 no driver accepts"),
+        (72, &[3], "whose box has rows of 12 bytes"),
+        (115, &[1], "whose box has rows of 64 bytes"),
+        (115, &[4], "not emulated: a tensor map with the swizzle mode 4"),
+        (112, &[13], "not emulated: a tensor map of the data type 13"),
+        (113, &[1], "a copy of 2 dimensions by a tensor map of 1"),
+        (114, &[1], "not emulated: a tensor map with an interleaved layout"),
+        (119, &[0], "a tensor map that no driver has encoded"),
+        (118, &[0x4d], "it writes binding 1 at byte 0, which the launch binds to be read only"),
+    ] {
+        let mut map = good.encode();
+        map[at..at + bytes.len()].copy_from_slice(bytes);
+        let kernel = if want.contains("read only") { "store_box" } else { "load_box" };
+        let mut out = vec![0_u8; 1024];
+        let bytes = [&[0; 48], map.as_slice(), &place(&good, [0; 5], 0, 1024)].concat();
+        let why = On(&emulator, kernel, [1; 3], [32, 1, 1])
+            .shared(1024, &[operand(&mut out), read(&x)], &bytes, false)
+            .unwrap_err();
+        assert!(why.contains(want) && why.contains("of block 0,0,0"), "{why}");
+    }
 }
