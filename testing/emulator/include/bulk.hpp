@@ -83,11 +83,13 @@ void learn_from(Agent* agent, unsigned number) {
     agent->waited_at = ++block.moment;
 }
 
-// The generic proxy's write is visible to the asynchronous proxy: the writer or the running thread has a fence behind it.
+// The generic proxy's write is visible to the asynchronous proxy: a fence is behind it in its own thread, in the running one, or in
+// another that the writer has met.
 bool proxied(const Trace& write) {
     if (write.block == 0 || write.thread >= THREADS || cluster_of(write.block) != cluster_of(block_number)) return true;
-    const unsigned rank = (write.block - 1) % block.cluster;
-    return knowledge->learners[rank * THREADS + write.thread].proxy > write.moment || learner(block.running->number).proxy > write.moment;
+    const unsigned writer = (write.block - 1) % block.cluster * THREADS + write.thread;
+    return knowledge->learners[writer].proxy > write.moment || learner(block.running->number).proxy > write.moment ||
+           knowledge->warps[writer / 32].proxied > write.moment;
 }
 
 // An agent's access, behind what the running thread knows.
@@ -115,7 +117,13 @@ void trace_agent(uintptr_t at, size_t bytes, bool writes, const Agent* agent, un
 
 __attribute__((used)) void fence_proxy() {
     settle();
-    if (knowledge) own_learner().proxy = ++block.moment;
+    if (!knowledge) return;
+    own_learner().proxy = ++block.moment;
+    for (unsigned w = 0; w < WARPS; ++w) {
+        unsigned& proxied = knowledge->warps[block.rank * WARPS + w].proxied;
+        const unsigned met_at = w == block.running->number / 32 ? block.warps[w].met_at : 0;
+        proxied = met_at > block.met_at ? met_at : block.met_at;
+    }
 }
 
 // ---- mbarriers
@@ -252,6 +260,7 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     if (map.interleave != 0) broken("kernel %s: not emulated: a tensor map with an interleaved layout", name);
     if (map.element >= sizeof(ELEMENT_BYTES)) broken("kernel %s: not emulated: a tensor map of the data type %u", name, map.element);
     if (map.swizzle > 3) broken("kernel %s: not emulated: a tensor map with the swizzle mode %u", name, map.swizzle);
+    if (map.device % 16 != 0) broken("kernel %s: a tensor map with the address 0x%llx, which is no multiple of 16", name, (unsigned long long)map.device);
     Tensor tensor = {0, ELEMENT_BYTES[map.element], map.element, 0, map.swizzle, map.nan == 1, {}, {}, {}, {}};
     uint64_t extent = tensor.bytes;
     for (unsigned d = 0; d < 5; ++d) {
@@ -273,18 +282,23 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     const unsigned row = tensor.counts[0] * tensor.bytes, width = 16u << map.swizzle;
     tensor.pitch = map.swizzle ? width : row;
     if (row % 16 != 0 || row > tensor.pitch) broken("kernel %s: a tensor map whose box has rows of %u bytes", name, row);
+    const Operand* partly = nullptr;
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
         const uint64_t before = map.device - o.device;
         if (before >= o.bytes) continue;
         if (extent > o.bytes - before) {
-            broken("kernel %s: a tensor map of %llu bytes from byte %llu of binding %zu on, which has %llu bytes", name, (unsigned long long)extent,
-                   (unsigned long long)before, i, (unsigned long long)o.bytes);
+            partly = &o;
+            continue;
         }
         tensor.at = o.at + before;
         if (o.access & access) return tensor;
     }
     if (tensor.at) refuse(access & 2 ? "write" : "read", tensor.at, extent, issued);
+    if (partly) {
+        broken("kernel %s: a tensor map of %llu bytes from byte %llu of binding %zu on, which has %llu bytes", name, (unsigned long long)extent,
+               (unsigned long long)(map.device - partly->device), (size_t)(partly - launched->operands), (unsigned long long)partly->bytes);
+    }
     broken("kernel %s: a tensor map with the address 0x%llx, which is no operand of this launch: a map of a former address, or of memory that is not bound",
            name, (unsigned long long)map.device);
 }
@@ -292,11 +306,14 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
 // The tensor of a copy without a map.
 Tensor plain(Register at, Register bytes, unsigned access) {
     bytes = (unsigned)bytes;
-    if (at % 16 != 0 || bytes % 16 != 0 || bytes > MOST) broken("a bulk copy of %llu bytes at the address 0x%llx: both are multiples of 16, up to %u bytes", bytes, at, MOST);
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
-        const bool own = at - o.at < o.bytes && bytes <= o.bytes - (at - o.at) && (o.access & access) == access;
-        if (own) return {(uintptr_t)at, 1, 0, (unsigned)bytes, 0, false, {(long long)bytes, 1, 1, 1, 1}, {1}, {(unsigned)bytes, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
+        if (at - o.at >= o.bytes || bytes > o.bytes - (at - o.at) || !(o.access & access)) continue;
+        const uint64_t device = o.device + (at - o.at);
+        if (device % 16 != 0 || bytes % 16 != 0 || bytes > MOST) {
+            broken("a bulk copy of %llu bytes from or to byte %llu of binding %zu: places and sizes are multiples of 16, up to %u bytes", bytes, at - o.at, i, MOST);
+        }
+        return {(uintptr_t)at, 1, 0, (unsigned)bytes, 0, false, {(long long)bytes, 1, 1, 1, 1}, {1}, {(unsigned)bytes, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
     }
     refuse(access & 2 ? "write" : "read", at, bytes, issued);
 }

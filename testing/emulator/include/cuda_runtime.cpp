@@ -130,6 +130,8 @@ struct Knowledge {
     Learner learners[FIBERS];
     struct {
         Known own, fenced;
+        // The moment before which a fence between the proxies is behind all writes of the warp.
+        unsigned proxied;
     } warps[FIBERS / 32];
     Flag flags[FLAGS];
     Agent agents[AGENTS];

@@ -374,8 +374,46 @@ mod tests {
     }
 
     #[test]
+    fn instructions_become_calls_with_their_registers_and_labels() {
+        for (template, want) in [
+            ("cp.async.bulk.commit_group;", "emulator::bulk_commit();"),
+            ("fence.proxy.async.shared::cta;\\n\\t", "emulator::fence_proxy();"),
+            (
+                "mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], 2;",
+                "emulated__ = emulator::mbarrier_arrive(emulated_0, 2);",
+            ),
+            (
+                "{\\n\\t.reg .pred %%p;\\n\\tsetp.ne.b32 %%p, %1, 0;\\n\\t@!%%p bra OUT_%=;\\n\\tmov.b32 %0, 0x10;\\n\\tOUT_%=: }",
+                "emulated___p = emulator::unequal(emulated_1, 0); if (!emulated___p) goto emulated_OUT_0_0; emulated_0 = emulator::low(0x10); emulated_OUT_0_0:; emulator::assign(x, emulated_0);",
+            ),
+            (
+                "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%0, %1, 7}], [%0], %1, %1;",
+                "emulator::tensor_load(emulated_0, emulated_1, emulator::Place(emulated_0, emulated_1, 7), emulated_0, emulated_1);",
+            ),
+            (
+                "{.reg .b32 r; elect.sync r|_, 0xffffffff; mov.u32 %0, r;}",
+                "emulator::elect(emulated_r, emulated__, 0xffffffff);",
+            ),
+        ] {
+            let text =
+                format!("asm volatile(\"{template}\" : \"+r\"(x) : \"l\"(y[1]) : \"memory\");");
+            let call = translated(&text).unwrap_or_else(|| panic!("{template}"));
+            assert!(
+                call.contains(want) && call.contains("emulated_1 = emulator::bits(y[1]);"),
+                "{call}"
+            );
+        }
+    }
+
+    #[test]
     fn what_is_not_in_the_table_stays() {
         for text in [
+            "asm(\"\");",
+            "asm(\"cp.async.bulk.commit_group; membar.gl;\");",
+            "asm(\"mov.b32 %0, unknown;\" : \"=r\"(x));",
+            "asm(\"mov.b32 %1, 0;\" : \"=r\"(x));",
+            "asm(\"cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%0}], [%0];\" :: \"r\"(x));",
+            "asm(\"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%0], [%0], 16;\" :: \"r\"(x));",
             "asm(\"membar.gl;\");",
             "asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.s8.s8.f32 {%0}, {%0}, {%0}, {%0};\" : \"+r\"(x));",
             "asm(\"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0}, {%1}, {%2}, {%9};\" : \"+r\"(x));",

@@ -6,8 +6,13 @@
 //!   spaces are a part of a pointer's type; `include/metal_stdlib` is the standard library.
 //!
 //! CUDA's short floats are there (`cuda_fp16.h`, `cuda_bf16.h`, `cuda_fp8.h`), without the toolkit.
-//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns. What is not known is refused with its
-//! line.
+//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns. So are the instructions of Hopper's bulk
+//! copies: those of `mbarrier` and `cp.async.bulk`, with tensor maps and multicasts, and the fences
+//! and moves around them. What is not known is refused with its line.
+//!
+//! A tensor map is the 128 bytes of the simulated driver, which name memory by
+//! [`Operand::device`]. A map of other memory, a box that the instruction cannot copy, and counts
+//! of an `mbarrier` beyond its own fail the launch.
 //!
 //! A program is bytes: nothing of its sources runs before a launch. An [`Emulator`] is a loaded
 //! program with variables of its own. `include/fibers.hpp` has the fibers.
@@ -21,12 +26,21 @@
 //!   is a barrier, a meeting of a warp, or a flag: a fence and an atomic or volatile write in one
 //!   thread, an atomic or volatile read of it in the other. Ranges are looked at up to 16 MiB each,
 //!   variables of the source are not.
-//! * A missing barrier gives other results in one of the two orders of blocks and threads.
+//!   A bulk copy is an access of its own, which a thread knows behind a wait for it. What it reads
+//!   needs `fence.proxy.async` behind the write.
+//! * A missing barrier gives other results in one of the two orders of blocks and threads. So does
+//!   a missing wait for a bulk copy: in the second order the copy runs as late as it may.
+//! * A thread that ends before its bulk stores have read shared memory, and a bulk copy for which
+//!   no thread waits.
 //!
 //! # What it cannot show
 //! The speed, the memory order and the compiler of a GPU. Clusters of blocks follow each other: a
 //! block that waits for one of a later cluster waits for ever. In a cluster, races in another
 //! block's shared memory are not looked for. Clusters have blocks in x alone.
+//!
+//! Tensor maps with interleaved layouts, `im2col` copies, bulk reductions and bulk copies between
+//! blocks are refused. A device's bulk store writes pieces of 16 bytes: where rows of a tensor end
+//! within one, the H200 writes the rest of it. The emulator does not.
 //!
 //! Products and sums are not fused, and functions of mathematics are the host's, so last bits may
 //! differ.
