@@ -89,7 +89,9 @@ extern "C" __global__ void load_box(u8* out, const u8*, const __grid_constant__ 
         expect(&full, where.bytes);
         RANKS(LOAD)
     }
+#ifndef NO_WAIT
     wait(&full, 0);
+#endif
     for (u32 i = threadIdx.x; i < where.total; i += blockDim.x) out[i] = memory[i];
 }
 
