@@ -1,7 +1,7 @@
 // Hopper's mbarriers and bulk copies, a part of the runtime.
 //
-// In one order of threads a copy runs at its issue. In the other it runs as late as it may: a load when a thread waits at its mbarrier, a
-// store when its thread waits for the group. So a missing wait gives other results in one of the two.
+// A copy runs at its issue in one order of threads, and as late as it may in the other. A late load runs when a thread waits at its
+// mbarrier, a late store when its thread waits for the group. So a missing wait gives other results in one of the two.
 
 #pragma once
 
@@ -32,7 +32,7 @@ unsigned rank_of(Register address) {
 // The place in the own block, whose copies the other blocks have.
 uintptr_t place_of(Register address, size_t bytes) {
     const uintptr_t at = window() + (address & OFFSETS);
-    if (!reach.shared(at, bytes)) broken("illegal address: %zu bytes at the shared address 0x%x, of which some are not the block's", bytes, (unsigned)address);
+    if (!reach.shared(at, bytes)) broken("illegal address: %zu bytes at the shared address 0x%x", bytes, (unsigned)address);
     return at;
 }
 unsigned char* memory_of(uintptr_t at, unsigned rank) { return (unsigned char*)of_block((void*)at, rank); }
@@ -107,7 +107,9 @@ void trace_agent(uintptr_t at, size_t bytes, bool writes, const Agent* agent, un
                 if (after_write || (writes && !ordered(byte.read, own, i == 0))) {
                     race(writes ? "write" : "read", at + n, after_write ? byte.written : byte.read, after_write, issued);
                 }
-                if (!writes && !proxied(byte.written)) broken("race: a bulk copy reads what the generic proxy wrote, without fence.proxy.async between the two");
+                if (!writes && !proxied(byte.written)) {
+                    broken("race: a bulk copy reads what the generic proxy wrote, without fence.proxy.async between the two");
+                }
             }
             (writes ? byte.written : byte.read) = left;
         }
@@ -182,8 +184,9 @@ Register arrive_at(Register at, Register count, Register bytes) {
     Register state;
     memcpy(&state, &barrier, 8);
     add_bytes(barrier, (long long)(unsigned)bytes);
-    if (count == 0 || count > barrier.pending) broken("%u arrivals at an mbarrier whose phase waits for %u", (unsigned)count, (unsigned)barrier.pending);
-    barrier.pending -= count;
+    const unsigned pending = barrier.pending;
+    if (count == 0 || count > pending) broken("%llu arrivals at an mbarrier whose phase waits for %u", count, pending);
+    barrier.pending = pending - count;
     block.progress = true;
     ++block.moment;
     if (signal.rank != block.rank) {
@@ -251,6 +254,7 @@ unsigned box_bytes(const Tensor& tensor) {
 // The tensor of a map, whose memory must be an operand's.
 Tensor decode(Register address, unsigned dimensions, unsigned access) {
     const char* name = launched->kernel;
+    const auto whole = [](const unsigned* halves) { return (unsigned long long)halves[1] << 32 | halves[0]; };
     if (address % 64 != 0) broken("kernel %s: a tensor map at the address 0x%llx, which is no multiple of 64", name, address);
     look((void*)address, sizeof(Encoded), 1, issued);
     Encoded map;
@@ -260,13 +264,13 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     if (map.interleave != 0) broken("kernel %s: not emulated: a tensor map with an interleaved layout", name);
     if (map.element >= sizeof(ELEMENT_BYTES)) broken("kernel %s: not emulated: a tensor map of the data type %u", name, map.element);
     if (map.swizzle > 3) broken("kernel %s: not emulated: a tensor map with the swizzle mode %u", name, map.swizzle);
-    if (map.device % 16 != 0) broken("kernel %s: a tensor map with the address 0x%llx, which is no multiple of 16", name, (unsigned long long)map.device);
+    if (map.device % 16 != 0) broken("kernel %s: a tensor map of an address that is no multiple of 16", name);
     Tensor tensor = {0, ELEMENT_BYTES[map.element], map.element, 0, map.swizzle, map.nan == 1, {}, {}, {}, {}};
     uint64_t extent = tensor.bytes;
     for (unsigned d = 0; d < 5; ++d) {
         const bool used = d < dimensions;
-        const uint64_t size = used ? map.sizes[d][0] | (uint64_t)map.sizes[d][1] << 32 : 1;
-        const uint64_t stride = !used ? 0 : d == 0 ? tensor.bytes : map.strides[d - 1][0] | (uint64_t)map.strides[d - 1][1] << 32;
+        const uint64_t size = used ? whole(map.sizes[d]) : 1;
+        const uint64_t stride = !used ? 0 : d == 0 ? tensor.bytes : whole(map.strides[d - 1]);
         const unsigned box = used ? map.box[d] : 1;
         // Without an interleaved layout the first step has no meaning.
         const unsigned step = used && d > 0 ? map.steps[d] : 1;
@@ -296,11 +300,11 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     }
     if (tensor.at) refuse(access & 2 ? "write" : "read", tensor.at, extent, issued);
     if (partly) {
-        broken("kernel %s: a tensor map of %llu bytes from byte %llu of binding %zu on, which has %llu bytes", name, (unsigned long long)extent,
-               (unsigned long long)(map.device - partly->device), (size_t)(partly - launched->operands), (unsigned long long)partly->bytes);
+        broken("kernel %s: a tensor map of %llu bytes from byte %llu of binding %zu on, which has %llu bytes", name, extent,
+               map.device - partly->device, (size_t)(partly - launched->operands), partly->bytes);
     }
-    broken("kernel %s: a tensor map with the address 0x%llx, which is no operand of this launch: a map of a former address, or of memory that is not bound",
-           name, (unsigned long long)map.device);
+    broken("kernel %s: a tensor map with the address 0x%llx, which is no operand of this launch: it is of a former address, or not bound",
+           name, map.device);
 }
 
 // The tensor of a copy without a map.
@@ -311,9 +315,10 @@ Tensor plain(Register at, Register bytes, unsigned access) {
         if (at - o.at >= o.bytes || bytes > o.bytes - (at - o.at) || !(o.access & access)) continue;
         const uint64_t device = o.device + (at - o.at);
         if (device % 16 != 0 || bytes % 16 != 0 || bytes > MOST) {
-            broken("a bulk copy of %llu bytes from or to byte %llu of binding %zu: places and sizes are multiples of 16, up to %u bytes", bytes, at - o.at, i, MOST);
+            broken("a bulk copy of %llu bytes at byte %llu of binding %zu; both are multiples of 16, up to %u", bytes, at - o.at, i, MOST);
         }
-        return {(uintptr_t)at, 1, 0, (unsigned)bytes, 0, false, {(long long)bytes, 1, 1, 1, 1}, {1}, {(unsigned)bytes, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
+        const unsigned n = (unsigned)bytes;
+        return {(uintptr_t)at, 1, 0, n, 0, false, {n, 1, 1, 1, 1}, {1}, {n, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
     }
     refuse(access & 2 ? "write" : "read", at, bytes, issued);
 }
@@ -337,7 +342,8 @@ struct Copy {
 // What has not run yet.
 Copy* waiting;
 
-// Calls `f` for every 16 bytes of the box, with their address in shared memory, that in the tensor, and the bytes that are within the tensor.
+// Calls `f` for every 16 bytes of the box with their address in shared memory and that in the tensor. The last two numbers are the part
+// of the 16 that is within the tensor.
 template <class F> void pieces(const Copy& copy, F f) {
     const Tensor& tensor = copy.tensor;
     unsigned row_at = copy.shared, index[5] = {};
@@ -450,14 +456,14 @@ void issue(Copy copy) {
 void place(Copy& copy, const Place& first) {
     for (unsigned d = 0; d < first.dimensions; ++d) {
         copy.first[d] = first.at[d];
-        if (copy.stores && first.at[d] < 0) broken("a bulk store at the coordinate %d in dimension %u, which is below zero", first.at[d], d);
+        if (copy.stores && first.at[d] < 0) broken("a bulk store at the coordinate %d in dimension %u", first.at[d], d);
     }
     const long long byte = copy.first[0] * copy.tensor.bytes;
-    if (byte % 16 != 0) broken("a bulk copy at the coordinate %lld in dimension 0, whose place of %lld bytes is no multiple of 16", copy.first[0], byte);
+    if (byte % 16 != 0) broken("a bulk copy at the coordinate %d in dimension 0: %lld bytes, no multiple of 16", first.at[0], byte);
 }
 void load(const Tensor& tensor, const Place& first, Register to, Register barrier, unsigned blocks) {
     const Signal signal = signal_of(barrier, 3);
-    if (rank_of(to) != signal.rank) broken("a bulk copy to the shared memory of block %u that signals an mbarrier of block %u", rank_of(to), signal.rank);
+    if (rank_of(to) != signal.rank) broken("a bulk copy to block %u that signals an mbarrier of block %u", rank_of(to), signal.rank);
     if (blocks >> block.cluster) broken("a bulk copy to the blocks 0x%x of a cluster of %u", blocks, block.cluster);
     Copy copy = {tensor, {}, (unsigned)to & OFFSETS, blocks ? blocks : 1u << signal.rank, false, signal.at, nullptr, 0, nullptr, nullptr};
     place(copy, first);
@@ -551,7 +557,7 @@ __attribute__((used)) void bulk_wait_read(Register groups) { wait_for_groups((un
 void end_thread() {
     const Fiber& fiber = *block.running;
     issued = nullptr;
-    if (fiber.stores_read < fiber.stores) broken("a thread ends before its bulk stores have read shared memory: it has not waited for them (cp.async.bulk.wait_group)");
+    if (fiber.stores_read < fiber.stores) broken("a thread ends before its bulk stores have read shared memory (cp.async.bulk.wait_group)");
     if (waiting && block.cluster_ended + 1 == block.count * block.cluster) {
         issued = waiting->code;
         broken("the blocks end before a bulk copy, for which no thread waits");

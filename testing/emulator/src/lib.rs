@@ -1,14 +1,15 @@
 //! CUDA and Metal kernels on the host, for tests: their sources, compiled as C++, run block by
-//! block. The threads of a block are fibers, so barriers and shuffles are real.
+//! block. The threads of a block are fibers, so barriers and shuffles are real. Inline PTX for
+//! Hopper's tensor maps and bulk copies is understood.
 //!
 //! * [`Program::cuda`] compiles CUDA C++ with `g++`; `include/cuda.hpp` has the language.
 //! * [`Program::metal`] compiles the Metal shading language with `clang++`, for which address
 //!   spaces are a part of a pointer's type; `include/metal_stdlib` is the standard library.
 //!
 //! CUDA's short floats are there (`cuda_fp16.h`, `cuda_bf16.h`, `cuda_fp8.h`), without the toolkit.
-//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns. So are the instructions of Hopper's bulk
-//! copies: those of `mbarrier` and `cp.async.bulk`, with tensor maps and multicasts, and the fences
-//! and moves around them. What is not known is refused with its line.
+//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns. So are `mbarrier` and `cp.async.bulk`,
+//! with tensor maps and multicasts, and the fences and moves around them. What is not known is
+//! refused with its line.
 //!
 //! A tensor map is the 128 bytes of the simulated driver, which name memory by
 //! [`Operand::device`]. A map of other memory, a box that the instruction cannot copy, and counts

@@ -389,7 +389,7 @@ fn maps_that_no_launch_can_use_are_told() {
         (113, &[1], "a copy of 2 dimensions by a tensor map of 1"),
         (114, &[1], "not emulated: a tensor map with an interleaved layout"),
         (119, &[0], "a tensor map that no driver has encoded"),
-        (120, &[8], "which is no multiple of 16"),
+        (120, &[8], "of an address that is no multiple of 16"),
         (118, &[0x4d], "it writes binding 1 at byte 0, which the launch binds to be read only"),
     ] {
         let mut map = good.encode();
