@@ -4,7 +4,7 @@ use leasehold_core::sync::OnceLock;
 use leasehold_emulator::{Cuda, Emulator, Launch, Operand, Program, Source};
 
 /// Compiles a source. `None` without the compiler.
-pub(crate) fn compile_with(
+pub(crate) fn compile_as(
     text: &str,
     options: &[String],
     watched: bool,
@@ -20,11 +20,15 @@ pub(crate) fn compile_with(
     }
 }
 
+fn compile_with(text: &str, options: &[String]) -> Result<Option<Emulator>, String> {
+    compile_as(text, options, true)
+}
+
 /// The kernels of `kinds.cu`, for the newest devices, with other options besides.
 fn kinds_with(options: &[&str]) -> Option<Emulator> {
     let options: Vec<String> =
         ["-D__CUDA_ARCH__=900"].iter().chain(options).map(|o| (*o).to_owned()).collect();
-    compile_with(include_str!("../kinds.cu"), &options, true).unwrap_or_else(|why| panic!("{why}"))
+    compile_with(include_str!("../kinds.cu"), &options).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// An emulator of its own of `kinds.cu`, which is compiled once.
@@ -35,7 +39,7 @@ fn kinds() -> Option<Emulator> {
 }
 
 fn compile(text: &str) -> Option<Emulator> {
-    compile_with(text, &[], true).unwrap_or_else(|why| panic!("{why}"))
+    compile_with(text, &[]).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// A list that a kernel reads and writes.
@@ -412,7 +416,7 @@ fn errors_have_the_lines_of_the_source() {
         ),
         ("#include <nothing.h>", "nothing.h: No such file"),
     ] {
-        match compile_with(text, &[], true) {
+        match compile_with(text, &[]) {
             Ok(None) => return,
             Ok(Some(_)) => panic!("compiled: {text}"),
             Err(why) => assert!(why.contains(want), "{text}: {why}"),
@@ -436,12 +440,10 @@ extern \"C\" { __global__ void two(int x, char y, double z) {} }
 #endif
 #include <cuda_runtime.h>
 ";
-    let Some(emulator) = compile_with(
-        text,
-        &["--define-macro=__CUDA_ARCH__=900".into(), "--use_fast_math".into()],
-        true,
-    )
-    .unwrap() else {
+    let Some(emulator) =
+        compile_with(text, &["--define-macro=__CUDA_ARCH__=900".into(), "--use_fast_math".into()])
+            .unwrap()
+    else {
         return;
     };
     let mut names: Vec<_> = emulator.program().kernels().iter().map(|k| k.name.as_str()).collect();
@@ -494,7 +496,7 @@ extern \"C\" __global__ void lock(int* x) {
 }";
     for ordered in [true, false] {
         let options = [if ordered { "-DORDER" } else { "-DNONE" }.to_owned()];
-        let Some(emulator) = compile_with(text, &options, true).unwrap() else { return };
+        let Some(emulator) = compile_with(text, &options).unwrap() else { return };
         for reverse in [false, true] {
             let run = |kernel, grid: u32, threads: u32| {
                 let mut x: Vec<i32> = (0..64).map(|i| if i < 12 { 0 } else { i }).collect();
@@ -548,7 +550,7 @@ extern \"C\" __global__ void copies(int* x, unsigned bytes) {
 }";
     for ordered in [true, false] {
         let options = if ordered { vec!["-DORDER".to_owned()] } else { Vec::new() };
-        let Some(emulator) = compile_with(text, &options, true).unwrap() else { return };
+        let Some(emulator) = compile_with(text, &options).unwrap() else { return };
         let run = |kernel, threads: u32, bytes: u32| {
             let mut x: Vec<i32> = (0..16).collect();
             On(&emulator, kernel, [1; 3], [threads, 1, 1])
@@ -612,7 +614,7 @@ extern \"C\" __global__ void flags(int* x) {
     for option in ["", "ONE_WAITS", "FENCE_FIRST", "OTHER_FLAG", "NO_MEETING", "NO_FENCE"] {
         let options = [format!("-DTRIED{option}"), format!("-D{option}")];
         let options = &options[..1 + usize::from(!option.is_empty())];
-        let Some(emulator) = compile_with(text, options, true).unwrap() else { return };
+        let Some(emulator) = compile_with(text, options).unwrap() else { return };
         for reverse in [false, true] {
             let mut x = [0_i32; 32];
             let ran = On(&emulator, "flags", [2, 1, 1], [128, 1, 1]).run(

@@ -1,6 +1,6 @@
 //! Tensor maps, mbarriers and bulk copies, against a slow model and results of the host.
 
-use crate::cuda::{On, compile_with, operand, read};
+use crate::cuda::{On, compile_as, operand, read};
 use leasehold_emulator::{Emulator, Operand};
 
 const KINDS: &str = include_str!("../maps.cu");
@@ -11,11 +11,11 @@ fn compile(text: &str, options: &[&str]) -> Option<Emulator> {
 
 fn compile_watched(text: &str, options: &[&str], watched: bool) -> Option<Emulator> {
     let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
-    compile_with(text, &options, watched).unwrap_or_else(|why| panic!("{why}"))
+    compile_as(text, &options, watched).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// A tensor map before it is encoded.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Map {
     device: u64,
     element: u8,
@@ -34,20 +34,10 @@ const TF32: u8 = 11;
 
 impl Map {
     /// A tensor without gaps.
-    fn new(at: u64, element: u8, sizes: &[u64], boxes: &[u32]) -> Self {
-        let (rank, steps) = (sizes.len(), [1; 5]);
-        let (device, swizzle, nan) = (at, 0, false);
-        let mut map = Self {
-            device,
-            element,
-            rank,
-            sizes: [1; 5],
-            strides: [0; 5],
-            boxes: [1; 5],
-            steps,
-            swizzle,
-            nan,
-        };
+    fn new(device: u64, element: u8, sizes: &[u64], boxes: &[u32]) -> Self {
+        let rank = sizes.len();
+        let mut map = Self { device, element, rank, ..Self::default() };
+        (map.sizes, map.boxes, map.steps) = ([1; 5], [1; 5], [1; 5]);
         map.sizes[..rank].copy_from_slice(sizes);
         map.boxes[..rank].copy_from_slice(boxes);
         map.strides[0] = map.bytes() as u64;
