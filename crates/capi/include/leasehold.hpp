@@ -252,6 +252,11 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
             params_ = sizeof(P);
             return *this;
         }
+        /* The parameters have a leasehold_tensor_map of a binding at an offset. */
+        builder &map(std::uint32_t binding, std::uint32_t offset) {
+            maps_.push_back({binding, offset});
+            return *this;
+        }
         builder &aligned(std::uint32_t bytes) {
             alignment_ = bytes;
             return *this;
@@ -290,6 +295,8 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
             desc.params_bytes = params_;
             desc.alignment = alignment_;
             desc.overlap = overlap_;
+            desc.maps = maps_.data();
+            desc.map_count = maps_.size();
             leasehold_kernel made = 0;
             if (!accepts_) {
                 leasehold::check(leasehold_kernel_define(&desc, &made));
@@ -328,6 +335,7 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
         std::string name_;
         std::vector<code> sources_;
         std::vector<std::uint32_t> access_;
+        std::vector<leasehold_map_place> maps_;
         std::uint32_t params_ = 0, alignment_ = 0, overlap_ = LEASEHOLD_OVERLAP_REFUSED;
         std::function<bool(const leasehold_launch_info &)> accepts_;
     };

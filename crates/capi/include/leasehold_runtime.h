@@ -335,6 +335,45 @@ typedef struct leasehold_kernel_source {
     const char *ptx; /* CUBIN: PTX for devices that do not run the code; may be NULL */
 } leasehold_kernel_source;
 
+/* A tensor map: how the boxes lie that CUDA's TMA copies, from compute capability 9.0 on. It is a part of a launch's parameters, at a
+ * multiple of 64 bytes. A launch replaces it by the driver's CUtensorMap of its operand, and so do graphs and their updates; other devices get
+ * it as it is. The rules are those of cuTensorMapEncodeTiled, and a launch checks them; the tensor lies in the operand. */
+typedef struct leasehold_tensor_map {
+    uint64_t sizes[5];   /* elements of each dimension, the innermost first */
+    uint64_t strides[4]; /* bytes from an element to the next one, of each dimension but the first */
+    uint32_t box[5];     /* elements; 256 at most */
+    uint32_t steps[5];   /* from an element that the box takes to the next one; 1 to 8 */
+    uint8_t element;     /* LEASEHOLD_MAP_* */
+    uint8_t rank;        /* dimensions: 1 to 5 */
+    uint8_t interleave;  /* 0; 1 and 2: slices of 16 and 32 bytes */
+    uint8_t swizzle;     /* 0; 1 to 3: within 32, 64 and 128 bytes */
+    uint8_t l2_promotion; /* 0; 1 to 3: 64, 128 and 256 bytes */
+    uint8_t fill_nan;    /* 1: elements out of bounds are not-a-number */
+    uint8_t reserved[10];
+} leasehold_tensor_map;
+
+enum {
+    LEASEHOLD_MAP_U8 = 0,
+    LEASEHOLD_MAP_U16 = 1,
+    LEASEHOLD_MAP_U32 = 2,
+    LEASEHOLD_MAP_I32 = 3,
+    LEASEHOLD_MAP_U64 = 4,
+    LEASEHOLD_MAP_I64 = 5,
+    LEASEHOLD_MAP_F16 = 6,
+    LEASEHOLD_MAP_F32 = 7,
+    LEASEHOLD_MAP_F64 = 8,
+    LEASEHOLD_MAP_BF16 = 9,
+    LEASEHOLD_MAP_F32_FTZ = 10,
+    LEASEHOLD_MAP_TF32 = 11,
+    LEASEHOLD_MAP_TF32_FTZ = 12
+};
+
+/* The place of a tensor map in a kernel's parameters. With one, CUDA's parameters begin at a multiple of 64 bytes behind the pointers. */
+typedef struct leasehold_map_place {
+    uint32_t binding; /* of which it is the map */
+    uint32_t offset;  /* a multiple of 64 */
+} leasehold_map_place;
+
 typedef struct leasehold_kernel_desc {
     size_t size;
     const char *name;
@@ -349,6 +388,8 @@ typedef struct leasehold_kernel_desc {
     int (*check)(void *context, const leasehold_launch_info *launch); /* 0 accepts a launch; NULL accepts all */
     leasehold_release release;                                        /* may be NULL */
     void *context;
+    const leasehold_map_place *maps; /* the tensor maps in the parameters */
+    size_t map_count;
 } leasehold_kernel_desc;
 
 /* Defines a kernel. Here the caller vouches: for each launch that the check accepts, also in a graph, the code touches its bindings,

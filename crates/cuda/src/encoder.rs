@@ -16,12 +16,14 @@
 //! extern "C" __global__ void name(T0* b0, …, Tn* bn, Params p)
 //! ```
 //! A kernel that can read bindings early takes a `u32` behind these, the grant of the launch.
+//! Parameters with tensor maps begin at a multiple of 64 bytes. Each map is the driver's form for
+//! the binding's address.
 //!
 //! This module must not know what holds work back.
 
 use crate::driver::ops::{
     CopyKind, CudaSlowOps, FunctionInfo, Launch, NativeBatch, NativeContext, NativeCopy,
-    NativeEvent, NativeFill, NativeFunction, NativeStream, SourceOrder,
+    NativeEvent, NativeFill, NativeFunction, NativeStream, NativeTensorMap, SourceOrder,
 };
 use crate::engine::core::Core;
 use crate::engine::host::HostAction;
@@ -32,12 +34,16 @@ use leasehold_alloc::Buffer;
 use leasehold_core::{Error, Result, UniqueLease};
 use leasehold_hal::engine::driver::Sink;
 use leasehold_hal::engine::staging::HostAddress;
-use leasehold_hal::{Copies, Copy2d, Dispatch, Download, Fill, Limits, Op};
+use leasehold_hal::{
+    Copies, Copy2d, Dispatch, Download, Fill, KernelDesc, Limits, Op, Pipeline, TensorMap,
+};
 use std::mem::MaybeUninit;
 
-/// Bytes of the largest argument buffer.
-pub(crate) const ARGUMENTS: usize =
-    Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize + size_of::<u32>();
+/// Bytes of the largest argument buffer. In front of the parameters is a gap of 63 bytes at most.
+pub(crate) const ARGUMENTS: usize = (Limits::BINDINGS as usize * 8)
+    .next_multiple_of(TensorMap::ALIGNMENT as usize)
+    + Limits::PARAMS as usize
+    + size_of::<u32>();
 
 /// Pieces of one driver call. Their three lists take 24 KiB of the stack.
 const BATCH: usize = 1024;
@@ -54,33 +60,85 @@ impl Arguments {
     /// Fills the buffer with a dispatch's arguments. `early` has the bindings that its kernel may
     /// read early.
     #[inline]
-    pub(crate) fn fill(&mut self, d: &Dispatch<'_>, early: u32) -> Result<&[u8]> {
-        let given = d.bindings.len() * 8 + d.params.len();
-        let word = if d.pipeline.early_reads != 0 { size_of::<u32>() } else { 0 };
-        let len = given + word;
+    pub(crate) fn fill(
+        &mut self,
+        d: &Dispatch<'_>,
+        early: u32,
+        ops: &dyn CudaSlowOps,
+    ) -> Result<&[u8]> {
+        let addresses = d.bindings.len() * 8;
+        let len = addresses + d.params.len();
         if len > ARGUMENTS {
-            return Err(Error::invalid(format!(
-                "{len} bytes of arguments; the limit is {ARGUMENTS}"
-            )));
+            return Err(too_long(len));
         }
+        if d.pipeline.is_given_more {
+            return self.fill_more(d, early, ops);
+        }
+        // SAFETY: `len` bytes fit (checked above).
+        unsafe {
+            self.put(d, addresses);
+            Ok(self.first(len))
+        }
+    }
+
+    /// As [`fill`](Self::fill), for a kernel with tensor maps or the word of its early reads.
+    #[inline(never)]
+    fn fill_more(&mut self, d: &Dispatch<'_>, early: u32, ops: &dyn CudaSlowOps) -> Result<&[u8]> {
+        let Pipeline { maps, params_at, early_reads, .. } = &**d.pipeline;
+        let from = *params_at as usize;
+        let given = from + d.params.len();
+        let word = if *early_reads != 0 { size_of::<u32>() } else { 0 };
+        if given + word > ARGUMENTS {
+            return Err(too_long(given + word));
+        }
+        // SAFETY: as many bytes fit (checked above). Zeros fill a gap in front of the parameters.
+        // A map lies in the parameters, whose number was checked against the pipeline.
+        unsafe {
+            let to = self.0.as_mut_ptr().cast::<u8>();
+            to.add(d.bindings.len() * 8).write_bytes(0, from - d.bindings.len() * 8);
+            self.put(d, from);
+            for &(binding, offset) in maps {
+                let map = TensorMap::read(d.params, offset);
+                let native = ops.tensor_map(d.bindings[binding as usize].addr, &map)?;
+                to.add(from + offset as usize).cast::<NativeTensorMap>().write_unaligned(native);
+            }
+            if word != 0 {
+                to.add(given).cast::<u32>().write_unaligned(early);
+            }
+            Ok(self.first(given + word))
+        }
+    }
+
+    /// Writes the bindings' addresses, and the parameters at byte `from`.
+    ///
+    /// # Safety
+    /// - Both end within the buffer.
+    #[inline]
+    unsafe fn put(&mut self, d: &Dispatch<'_>, from: usize) {
         let to = self.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: `len` bytes fit (checked above). The sources are slices. The loop, the copy and
-        // the word behind them write all of the first `len` bytes.
+        // SAFETY: by the caller's promise. The sources are slices.
         unsafe {
             for (i, b) in d.bindings.iter().enumerate() {
                 to.add(i * 8).cast::<u64>().write(b.addr);
             }
-            std::ptr::copy_nonoverlapping(
-                d.params.as_ptr(),
-                to.add(d.bindings.len() * 8),
-                d.params.len(),
-            );
-            if word != 0 {
-                to.add(given).cast::<u32>().write_unaligned(early);
-            }
-            Ok(std::slice::from_raw_parts(to, len))
+            std::ptr::copy_nonoverlapping(d.params.as_ptr(), to.add(from), d.params.len());
         }
     }
+
+    /// The first bytes.
+    ///
+    /// # Safety
+    /// - As many bytes were written.
+    #[inline]
+    unsafe fn first(&self, len: usize) -> &[u8] {
+        // SAFETY: by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), len) }
+    }
+}
+
+#[cold]
+fn too_long(len: usize) -> Error {
+    Error::invalid(format!("{len} bytes of arguments; the limit is {ARGUMENTS}"))
 }
 
 /// A dispatch in the driver's form.
@@ -275,7 +333,7 @@ impl<'a, 's> Encoder<'a, 's> {
             return Ok(());
         }
         let mut arguments = Arguments::new();
-        let args = arguments.fill(d, 0)?;
+        let args = arguments.fill(d, 0, self.ops)?;
         // SAFETY: the caller vouches for the bindings' memory. Numbers and sizes were checked
         // against the pipeline, and the pipeline's own against the function.
         self.took(unsafe { self.ops.launch(self.stream, &launch(d, args, 0)) })
@@ -404,29 +462,26 @@ impl<'a, 's> Encoder<'a, 's> {
 ///
 /// # Errors
 /// `InvalidArgument`, with the declaration and the parameters.
-pub(crate) fn check_function(
-    name: &str,
-    bindings: usize,
-    params: u32,
-    early_reads: u32,
-    info: &FunctionInfo,
-) -> Result<()> {
+pub(crate) fn check_function(desc: &KernelDesc<'_>, info: &FunctionInfo) -> Result<()> {
     let Some(declared) = &info.params else { return Ok(()) };
+    let (bindings, params) = (desc.bindings.len(), desc.params);
+    let from = desc.params_at();
     let wrong = |why: String| {
         Error::invalid(format!(
-            "kernel {name}: {why}; it must take {bindings} pointers and then {params} bytes of parameters{}, and takes {declared:?} \
+            "kernel {}: {why}; it must take {bindings} pointers and then {params} bytes of parameters{}{}, and takes {declared:?} \
              (offsets and sizes)",
-            if early_reads == 0 { "" } else { " and a word of its early reads" }
+            desc.name,
+            if desc.maps.is_empty() { "" } else { " from a multiple of 64 on" },
+            if desc.early_reads == 0 { "" } else { " and a word of its early reads" }
         ))
     };
-    let bytes = 8 * bindings as u32;
     let declared = match declared.split_last() {
-        _ if early_reads == 0 => &declared[..],
-        Some((&last, rest)) if last == (bytes + params, 4) => rest,
+        _ if desc.early_reads == 0 => &declared[..],
+        Some((&last, rest)) if last == (from + params, 4) => rest,
         _ => {
             return Err(wrong(format!(
                 "no parameter of four bytes is at {}, behind the others",
-                bytes + params
+                from + params
             )));
         }
     };
@@ -436,13 +491,14 @@ pub(crate) fn check_function(
         }
     }
     let rest = &declared[bindings..];
-    let end = rest.last().map_or(bytes, |&(offset, size)| offset + size);
+    let end = rest.last().map_or(from, |&(offset, size)| offset + size);
     // Scalars end with the last one. A structure of the same layout may be padded to its alignment.
-    if rest.first().is_some_and(|&(offset, _)| offset != bytes)
-        || end > bytes + params
-        || bytes + params - end >= 8
+    let padding = if desc.maps.is_empty() { 8 } else { TensorMap::ALIGNMENT };
+    if rest.first().is_some_and(|&(offset, _)| offset != from)
+        || end > from + params
+        || from + params - end >= padding
     {
-        return Err(wrong(format!("the parameters end at {end} and not at {}", bytes + params)));
+        return Err(wrong(format!("the parameters end at {end} and not at {}", from + params)));
     }
     if params != 0 && rest.is_empty() {
         return Err(wrong("its function takes no parameters".to_owned()));

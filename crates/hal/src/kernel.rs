@@ -7,11 +7,13 @@ mod args;
 mod check;
 mod cubin;
 mod params;
+mod tensor_map;
 
 pub use args::{CpuArgs, CpuCFn, CpuFn, CpuTile};
 pub use check::{KernelCheck, LaunchInfo, Overlap};
 pub use cubin::Cubin;
 pub use params::FromParams;
+pub use tensor_map::{Interleave, MapElement, Swizzle, TensorMap};
 
 use leasehold_core::{Error, Result, Tagged, tags};
 use std::borrow::Cow;
@@ -204,6 +206,11 @@ pub struct KernelDesc<'a> {
     /// binding with empty limits has all of its memory.
     /// Default: empty.
     pub limits: Cow<'a, [(u32, u32)]>,
+    /// The [tensor maps](TensorMap) in the parameters, each with its binding and its offset, which
+    /// is a multiple of 64. The parameters of such a kernel begin at a multiple of 64 bytes behind
+    /// the bindings' addresses. A launch checks each map against its operand.
+    /// Default: empty.
+    pub maps: Cow<'a, [(u32, u32)]>,
 }
 
 impl<'a> KernelDesc<'a> {
@@ -228,6 +235,7 @@ impl<'a> KernelDesc<'a> {
             dependent_launch: false,
             early_reads: 0,
             limits: Cow::Borrowed(&[]),
+            maps: Cow::Borrowed(&[]),
         }
     }
 
@@ -284,6 +292,25 @@ impl<'a> KernelDesc<'a> {
         self
     }
 
+    /// Says that the parameters have a [`TensorMap`] of `binding` at `offset`, by the rule of
+    /// [`maps`](Self::maps).
+    #[must_use]
+    pub fn map(mut self, binding: u32, offset: u32) -> Self {
+        self.maps.to_mut().push((binding, offset));
+        self
+    }
+
+    /// The first byte of the parameters in the arguments of a CUDA function.
+    #[must_use]
+    pub fn params_at(&self) -> u32 {
+        let addresses = 8 * self.bindings.len() as u32;
+        if self.maps.is_empty() {
+            addresses
+        } else {
+            addresses.next_multiple_of(TensorMap::ALIGNMENT)
+        }
+    }
+
     /// The alignment that binding `i` must have.
     #[must_use]
     pub fn alignment_of(&self, i: usize) -> u32 {
@@ -301,7 +328,8 @@ impl<'a> KernelDesc<'a> {
     /// number of alignments than none, one, or one for each binding. The same for early reads of
     /// what is no binding or is written, of a kernel that does not wait itself, and of one whose
     /// parameters do not have a multiple of four bytes. The same for limits of no binding, or by
-    /// one that is not only read.
+    /// one that is not only read. The same for tensor maps of no binding, beyond the parameters or
+    /// at an offset that is no multiple of 64.
     pub fn validate(&self) -> Result<()> {
         use crate::info::Limits;
         if self.name.is_empty() {
@@ -368,6 +396,17 @@ impl<'a> KernelDesc<'a> {
                 self.name, self.params
             )));
         }
+        let wrong = |&&(i, offset): &&(u32, u32)| {
+            i as usize >= self.bindings.len()
+                || !offset.is_multiple_of(TensorMap::ALIGNMENT)
+                || self.params.checked_sub(TensorMap::BYTES).is_none_or(|last| offset > last)
+        };
+        if let Some((i, offset)) = self.maps.iter().find(wrong) {
+            return Err(Error::invalid(format!(
+                "kernel {}: no tensor map of binding {i} is at byte {offset} of {} bytes of parameters; name a binding, and a multiple of 64 with 128 bytes behind it",
+                self.name, self.params
+            )));
+        }
         Ok(())
     }
 }
@@ -394,6 +433,13 @@ pub struct Pipeline {
     /// The bindings that may have memory in part: the code keeps to their
     /// [limits](KernelDesc::limits).
     pub limited: u32,
+    /// The tensor maps in its parameters ([`KernelDesc::maps`]).
+    pub maps: Box<[(u32, u32)]>,
+    /// The first byte of the parameters in a CUDA function's arguments.
+    pub params_at: u32,
+    /// Whether a CUDA function is given more than addresses and parameters: tensor maps, or the
+    /// word of its early reads.
+    pub is_given_more: bool,
     /// A pipeline must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
@@ -412,6 +458,9 @@ impl Pipeline {
             dependent_launch: false,
             early_reads: desc.early_reads,
             limited: desc.limits.iter().fold(0, |all, &(i, _)| all | 1 << i.min(31)),
+            maps: desc.maps.as_ref().into(),
+            params_at: desc.params_at(),
+            is_given_more: desc.early_reads != 0 || !desc.maps.is_empty(),
             _place: PhantomPinned,
         }
     }

@@ -70,8 +70,8 @@ pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
-    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
-    KernelSource, LaunchInfo, Overlap, Pipeline,
+    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, Interleave, KernelCheck,
+    KernelDesc, KernelSource, LaunchInfo, MapElement, Overlap, Pipeline, Swizzle, TensorMap,
 };
 /// The allocator core, which backends connect to their memory.
 pub use leasehold_alloc as alloc;

@@ -51,6 +51,7 @@ unsafe fn run(
     spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
     let Ok(Grid { blocks, threads, shared }) = geometry else { return Ok(false) };
     let operand = |b: &Binding| Operand {
+        device: b.addr,
         at: b.addr,
         bytes: b.len,
         reads: b.access.reads(),

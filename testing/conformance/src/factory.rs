@@ -3,7 +3,9 @@
 //!
 //! This module must not know the cases.
 
+use bytemuck::{Pod, Zeroable};
 use leasehold::backend::{Access, Backend, ForeignCall, KernelDesc};
+use leasehold::kernel::TensorMap;
 use leasehold::{DeviceId, Result};
 use leasehold_collective::driver::Host;
 use leasehold_collective::{CollectiveOps, World};
@@ -32,6 +34,9 @@ pub enum TestKernel {
     /// Parameters: elements of a part, `step`, `value` (`u32` each). The output has no more
     /// elements than the parts' every `step`-th.
     Parts,
+    /// `out` is a box of a tensor of two dimensions, with zeros out of bounds. Bindings: the tensor,
+    /// out. Parameters: [`BoxAt`]. One block. CUDA has it from compute capability 9.0 on.
+    Box,
     /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
     /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.
     /// Parameters: limit (`u32`). One block. Not for a device that completes one operation before
@@ -44,14 +49,32 @@ pub enum TestKernel {
     OutOfBounds,
 }
 
+/// The parameters of [`TestKernel::Box`].
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct BoxAt {
+    /// The tensor of `u32`, of two dimensions with steps of 1.
+    pub map: TensorMap,
+    /// The box's first column, a multiple of 4, and its first row.
+    pub at: [i32; 2],
+    /// The map's box, which a kernel cannot read from a driver's form of the map.
+    pub size: [u32; 2],
+}
+
+impl BoxAt {
+    /// The most elements of a box.
+    pub const ELEMENTS: u32 = 4096;
+}
+
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 8] = [
+    pub const ALL: [TestKernel; 9] = [
         TestKernel::Fill,
         TestKernel::Add,
         TestKernel::EarlyAdd,
         TestKernel::Limited,
         TestKernel::Parts,
+        TestKernel::Box,
         TestKernel::SpinUntilFlag,
         TestKernel::Trap,
         TestKernel::OutOfBounds,
@@ -69,6 +92,7 @@ impl TestKernel {
             TestKernel::EarlyAdd => "conformance_early_add",
             TestKernel::Limited => "conformance_limited",
             TestKernel::Parts => "conformance_parts",
+            TestKernel::Box => "conformance_box",
             TestKernel::SpinUntilFlag => "conformance_spin",
             TestKernel::Trap => "conformance_trap",
             TestKernel::OutOfBounds => "conformance_out_of_bounds",
@@ -84,7 +108,7 @@ impl TestKernel {
                 &[Access::Read, Access::Read, Access::Write]
             }
             TestKernel::Parts => &[Access::ReadWrite, Access::Read, Access::Write],
-            TestKernel::SpinUntilFlag => &[Access::Read, Access::Write],
+            TestKernel::SpinUntilFlag | TestKernel::Box => &[Access::Read, Access::Write],
             TestKernel::Trap => &[],
         }
     }
@@ -101,12 +125,19 @@ impl TestKernel {
         if matches!(self, TestKernel::Limited | TestKernel::Parts) { &[(0, 1)] } else { &[] }
     }
 
+    /// The tensor maps in the parameters, each with its binding and its offset.
+    #[must_use]
+    pub fn maps(self) -> &'static [(u32, u32)] {
+        if self == TestKernel::Box { &[(0, 0)] } else { &[] }
+    }
+
     /// Bytes of the parameters.
     #[must_use]
     pub fn params(self) -> u32 {
         match self {
             TestKernel::Fill | TestKernel::SpinUntilFlag => 4,
             TestKernel::Parts => 12,
+            TestKernel::Box => size_of::<BoxAt>() as u32,
             TestKernel::Add
             | TestKernel::EarlyAdd
             | TestKernel::Limited

@@ -3,10 +3,11 @@
 //!
 //! This module must not know a backend.
 
-use crate::factory::TestKernel;
+use crate::factory::{BoxAt, TestKernel};
 use leasehold::Error;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
+use leasehold::kernel::MapElement;
 use std::time::{Duration, Instant};
 
 /// The first element of a tile, and the number of its elements.
@@ -69,6 +70,25 @@ unsafe fn parts(args: &CpuArgs<'_>) {
     }
 }
 
+unsafe fn copy_box(args: &CpuArgs<'_>) {
+    let BoxAt { map, at, size } = args.params();
+    let [columns, rows] = size.map(|n| n as usize);
+    // SAFETY: one tile reads the tensor and writes the output.
+    let (from, out) =
+        unsafe { (args.pointer::<u8>(0).0, args.slice_mut::<u32>(1, 0, columns * rows)) };
+    for (i, o) in out.iter_mut().enumerate() {
+        let place = [i % columns, i / columns];
+        let place: [i64; 2] = std::array::from_fn(|d| i64::from(at[d]) + place[d] as i64);
+        let is_inside = (0..2).all(|d| u64::try_from(place[d]).is_ok_and(|p| p < map.size(d)));
+        *o = 0;
+        if is_inside {
+            let byte = place[0] as u64 * 4 + place[1] as u64 * map.stride(1);
+            // SAFETY: the launch has checked that the tensor lies in the binding.
+            *o = unsafe { from.add(byte as usize).cast::<u32>().read_unaligned() };
+        }
+    }
+}
+
 unsafe fn spin(args: &CpuArgs<'_>) {
     // SAFETY: the flag is four aligned bytes, which other code writes atomically during the call.
     let flag = unsafe { &*args.pointer::<AtomicU32>(0).0 };
@@ -120,6 +140,10 @@ impl TestKernel {
     /// kernel has no clock.
     pub const MSL: &str = include_str!("kernels/mps/test_kernels.metal");
 
+    /// The test kernel with a tensor map, compiled from `kernels/cuda/box.cu` for compute
+    /// capability 9.0 and later.
+    pub const BOX_PTX: &str = include_str!("kernels/cuda/ptx/box.ptx");
+
     /// All test kernels, for registration on a simulated device. A device that completes one
     /// operation before it begins another's must not offer [`SpinUntilFlag`](Self::SpinUntilFlag)
     /// in [`Factory::kernel`](crate::Factory::kernel).
@@ -141,7 +165,8 @@ impl TestKernel {
     /// The kernel for CUDA, as PTX.
     #[must_use]
     pub fn for_cuda(self) -> KernelDesc<'static> {
-        self.with_source(KernelSource::Ptx(Self::PTX.into()))
+        let ptx = if self == TestKernel::Box { Self::BOX_PTX } else { Self::PTX };
+        self.with_source(KernelSource::Ptx(ptx.into()))
     }
 
     /// The kernel for Metal, compiled at run time.
@@ -164,6 +189,7 @@ impl TestKernel {
             TestKernel::Add | TestKernel::EarlyAdd => add,
             TestKernel::Limited => limited,
             TestKernel::Parts => parts,
+            TestKernel::Box => copy_box,
             TestKernel::SpinUntilFlag => spin,
             TestKernel::Trap => trap,
             TestKernel::OutOfBounds => out_of_bounds,
@@ -178,6 +204,7 @@ impl TestKernel {
             dependent_launch: self.early_reads() != 0,
             early_reads: self.early_reads(),
             limits: self.limits().into(),
+            maps: self.maps().into(),
             ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
     }
@@ -209,6 +236,19 @@ impl TestKernel {
                     launch.want(0, 4 * (last + 1))?;
                     launch.want(1, 8 * (last / each + 1))?;
                     launch.want(2, 4 * elements)
+                }
+                TestKernel::Box => {
+                    let BoxAt { map, at: [column, _], size: [columns, rows] } = launch.params()?;
+                    let is_flat = map.rank() == 2
+                        && (map.box_of(0), map.box_of(1)) == (columns, rows)
+                        && map.element() == Some(MapElement::U32)
+                        && (map.step_of(0), map.step_of(1), map.modes()) == (1, 1, [0; 4]);
+                    let elements = columns.saturating_mul(rows);
+                    // The instruction takes whole pieces of 16 bytes.
+                    if blocks != 1 || !is_flat || elements > BoxAt::ELEMENTS || column % 4 != 0 {
+                        return Err(Error::invalid("one block, and a small box of numbers"));
+                    }
+                    launch.want(1, u64::from(elements) * 4)
                 }
                 TestKernel::SpinUntilFlag if blocks != 1 => {
                     Err(Error::invalid("one block looks at the flag"))

@@ -138,7 +138,7 @@ pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tag, Tier};
 pub use elsewhere::{ELSEWHERE, Elsewhere, Home};
 pub use env::{Env, Hold, Other};
 pub use factory::{
-    Expectation, Expectations, Factory, Faults, Faulty, Injected, Ranks, TestKernel,
+    BoxAt, Expectation, Expectations, Factory, Faults, Faulty, Injected, Ranks, TestKernel,
 };
 pub use filter::Filter;
 pub use functions::Registration;

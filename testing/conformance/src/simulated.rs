@@ -3,12 +3,13 @@
 //!
 //! This module knows the machine of `leasehold-sim`, and must not know a backend or a case.
 
-use crate::factory::{Expectation, Faults, Injected, TestKernel};
+use crate::factory::{BoxAt, Expectation, Faults, Injected, TestKernel};
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{Backend, BackendKind, Device, DeviceId, DeviceInfo, PoolStats};
 use leasehold::{Error, Lease, Result};
 use leasehold_core::threads;
+use leasehold_sim::machine::tensor_map;
 use leasehold_sim::{
     FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Monitor, ReportKind,
     When,
@@ -34,14 +35,37 @@ pub unsafe fn kernels() -> KernelRegistry {
             // SAFETY: every launch has elements for each block (this function's contract).
             TestKernel::SpinUntilFlag => unsafe { spin() },
             // SAFETY: every launch has elements for each block (this function's contract).
+            TestKernel::Box => unsafe { copy_box() },
+            // SAFETY: every launch has elements for each block (this function's contract).
             other => unsafe { KernelBody::cpu(other.function()) },
         };
         let spec = KernelSpec::new(kernel.bindings(), kernel.params(), body);
         let mut spec = if kernel.early_reads() != 0 { spec.reading_early() } else { spec };
         spec.limits = kernel.limits().to_vec();
+        spec.maps = !kernel.maps().is_empty();
         registry.register(kernel.name(), spec);
     }
     registry
+}
+
+/// Copies a box by a map in CUDA's form, of the operand's address, or by its description.
+///
+/// # Safety
+/// - As for [`kernels`].
+unsafe fn copy_box() -> KernelBody {
+    // SAFETY: by this function's contract.
+    let KernelBody::Run(copy) = (unsafe { KernelBody::cpu(TestKernel::Box.function()) }) else {
+        unreachable!("a CPU kernel runs to its end")
+    };
+    KernelBody::run(move |launch| {
+        let BoxAt { map, .. } = launch.params()?;
+        match tensor_map::decode(bytemuck::bytes_of(&map)) {
+            Some((_, addr)) if addr != launch.given()[0].addr => {
+                Err(Error::state("the tensor map has an address that is not its operand's"))
+            }
+            _ => copy(launch),
+        }
+    })
 }
 
 /// Reads the flag at each poll, until its limit of real time has passed.

@@ -155,6 +155,20 @@ pub struct LeaseholdKernelDesc {
     pub release: Option<LeaseholdRelease>,
     /// For `check` and `release`.
     pub context: *mut c_void,
+    /// The tensor maps in the parameters.
+    pub maps: *const LeaseholdMapPlace,
+    /// How many.
+    pub map_count: usize,
+}
+
+/// The place of a tensor map in the parameters of a kernel.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct LeaseholdMapPlace {
+    /// The binding of which it is the map.
+    pub binding: u32,
+    /// Its first byte in the parameters.
+    pub offset: u32,
 }
 
 /// The blocks of a launch, and the threads of each.
@@ -350,6 +364,8 @@ pub unsafe extern "C" fn leasehold_kernel_define(
         check: None,
         release: None,
         context: std::ptr::null_mut(),
+        maps: std::ptr::null(),
+        map_count: 0,
     };
     ffi_guard(|| {
         check_out(kernel, "the kernel's place")?;
@@ -358,10 +374,13 @@ pub unsafe extern "C" fn leasehold_kernel_define(
         // SAFETY: the caller vouches for the C string.
         let name = unsafe { text(desc.name, "the kernel's name")? };
         // SAFETY: the caller vouches for the lists.
-        let (sources, roles) = unsafe {
+        let (sources, roles, places) = unsafe {
             let roles = list(desc.access, desc.binding_count, "the accesses")?;
-            (list(desc.sources, desc.source_count, "the sources")?, roles)
+            let places = list(desc.maps, desc.map_count, "the tensor maps")?;
+            (list(desc.sources, desc.source_count, "the sources")?, roles, places)
         };
+        let mut maps = room(places.len())?;
+        maps.extend(places.iter().map(|place| (place.binding, place.offset)));
         let mut bindings: Vec<Access> = room(roles.len())?;
         for &role in roles {
             bindings.push(access(role)?);
@@ -392,6 +411,7 @@ pub unsafe extern "C" fn leasehold_kernel_define(
             let mut one = KernelDesc::new(name.to_owned(), code, &bindings, check.clone());
             one = one.entry(entry).aligned(desc.alignment.max(1)).overlapping(overlap);
             one.params = desc.params_bytes;
+            one.maps = maps.clone().into();
             descs.push(one);
         }
         // SAFETY: the caller vouches for the code.

@@ -94,7 +94,7 @@ static leasehold_kernel define(void) {
     static const uint32_t access[] = {LEASEHOLD_READ, LEASEHOLD_READ_WRITE};
     leasehold_kernel_source sources[2] = {{0}, {0}};
     leasehold_kernel_desc desc = {sizeof desc, "axpby", sources, 2, access, 2, sizeof(scales), 4, LEASEHOLD_OVERLAP_REFUSED, 0, check, release,
-                                  (void *)&checked};
+                                  (void *)&checked, NULL, 0};
     leasehold_kernel kernel = 0;
     sources[0].kind = LEASEHOLD_SOURCE_C_FUNCTION;
     sources[0].function = axpby;

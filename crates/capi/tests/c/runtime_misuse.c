@@ -78,6 +78,14 @@ static int foreign(void *context, uintptr_t native, const leasehold_binding *bin
     return 0;
 }
 
+/* The elements of the map that a tile is given. */
+static atomic_int seen;
+
+static void see_map(const leasehold_tile *tile) {
+    const leasehold_tensor_map *map = tile->params;
+    atomic_store(&seen, (int)(map->sizes[0] * map->sizes[1]));
+}
+
 static void complete(void *context, int status) {
     *(atomic_int *)context = status;
 }
@@ -86,7 +94,7 @@ static leasehold_kernel_source sources[2];
 static const uint32_t write_only[31] = {LEASEHOLD_WRITE};
 
 static leasehold_kernel_desc described(void) {
-    leasehold_kernel_desc desc = {sizeof desc, "mark", sources, 2, write_only, 1, 0, 4, LEASEHOLD_OVERLAP_REFUSED, 0, refuse, release, NULL};
+    leasehold_kernel_desc desc = {sizeof desc, "mark", sources, 2, write_only, 1, 0, 4, LEASEHOLD_OVERLAP_REFUSED, 0, refuse, release, NULL, NULL, 0};
     memset(sources, 0, sizeof sources);
     sources[0].kind = LEASEHOLD_SOURCE_C_FUNCTION;
     sources[0].function = tile;
@@ -375,6 +383,35 @@ static void points(void) {
     INVALID(leasehold_stream_wait_point(stream, point));
 }
 
+/* A tensor map on the device, whose rules hold on every device. */
+static void tensor_maps(void) {
+    leasehold_map_place place = {0, 0};
+    leasehold_tensor_map map = {.sizes = {16, 4}, .strides = {64}, .box = {8, 4}, .steps = {1, 1}, .element = LEASEHOLD_MAP_F32, .rank = 2};
+    leasehold_kernel_desc desc = described();
+    leasehold_operand operand = part(buffer, 0, 256, LEASEHOLD_WRITE);
+    leasehold_kernel mapped = 0;
+    desc.params_bytes = sizeof map;
+    desc.maps = &place;
+    desc.map_count = 1;
+    desc.check = NULL;
+    sources[0].function = see_map;
+    desc.source_count = 1;
+    OK(leasehold_kernel_define(&desc, &mapped));
+    if (leasehold_kernel_prepare(mapped, runtime) == LEASEHOLD_OK) {
+        OK(leasehold_stream_launch(stream, mapped, &one, &operand, 1, &map, sizeof map, NULL));
+        OK(leasehold_stream_synchronize(stream, LEASEHOLD_FOREVER));
+        THAT(atomic_load(&seen) == 16 * 4);
+        map.sizes[1] = 5;
+        INVALID(leasehold_stream_launch(stream, mapped, &one, &operand, 1, &map, sizeof map, NULL));
+        THAT(strstr(leasehold_last_error(), "takes 320 bytes, and binding 0 has 256") != NULL);
+        map.sizes[1] = 4;
+        map.box[0] = 3;
+        INVALID(leasehold_stream_launch(stream, mapped, &one, &operand, 1, &map, sizeof map, NULL));
+        THAT(strstr(leasehold_last_error(), "boxDim") != NULL);
+    }
+    OK(leasehold_kernel_release(mapped));
+}
+
 static void kernels(void) {
     leasehold_kernel_desc desc = described();
     leasehold_kernel made = 0;
@@ -412,6 +449,15 @@ static void kernels(void) {
     desc = described();
     desc.reserved = 1;
     INVALID(leasehold_kernel_define(&desc, &made));
+    /* A tensor map of no binding, at no multiple of 64, beyond the parameters, and a list that is not there. */
+    for (int i = 0; i < 4; i++) {
+        leasehold_map_place places[] = {{1, 0}, {0, 32}, {0, 64}};
+        desc = described();
+        desc.params_bytes = sizeof(leasehold_tensor_map);
+        desc.maps = i < 3 ? &places[i] : NULL;
+        desc.map_count = 1;
+        INVALID(leasehold_kernel_define(&desc, &made));
+    }
     desc = described();
     sources[0].kind = 0;
     INVALID(leasehold_kernel_define(&desc, &made));
@@ -763,6 +809,7 @@ int main(int argc, char **argv) {
     operands();
     points();
     kernels();
+    tensor_maps();
     wrap();
     recordings();
     graphs();

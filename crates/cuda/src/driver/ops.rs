@@ -33,7 +33,7 @@ mod stream;
 pub use device::{CaptureMode, ContextOps, DeviceOps, DeviceProperties};
 pub use graph::{GraphExecUpdate, GraphOps};
 pub use memory::{HostFlags, MemoryOps, NativeMemoryInfo};
-pub use module::{FunctionInfo, ModuleOps};
+pub use module::{FunctionInfo, ModuleOps, NativeTensorMap};
 pub use partition::{PartitionOps, no_partitions, too_small};
 pub use stream::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeCopy, NativeFill,

@@ -165,10 +165,10 @@ impl Program {
             return Ok(GraphExecUpdate::InPlace);
         };
         let mut arguments = Arguments::new();
-        let args = arguments.fill(&d, early)?;
         let exec = self.segments[kernel.segment as usize].exec;
         let on = kernel.on;
         self.context.within(|driver| {
+            let args = arguments.fill(&d, early, driver)?;
             // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes are those of
             // the node.
             unsafe {
@@ -447,8 +447,8 @@ fn add_kernel(
     (early, on): (u32, NativePartition),
 ) -> Result<NativeNode> {
     let mut arguments = Arguments::new();
-    let args = arguments.fill(d, early)?;
     context.within(|ops| {
+        let args = arguments.fill(d, early, ops)?;
         // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes were checked
         // against the pipeline when the launch was recorded (the caller's promise). The pipeline's
         // own were checked against the function.

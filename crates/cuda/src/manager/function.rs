@@ -18,6 +18,9 @@ use leasehold_hal::{KernelDesc, Pipeline};
 /// The compute capability, times ten, from which on code can wait for the kernels in front of it.
 const DEPENDENT_LAUNCH: u32 = 90;
 
+/// The major compute capability from which on a device has tensor maps.
+const TENSOR_MAPS: u32 = 9;
+
 /// The functions of a context's modules, as the pool of pipelines loads them.
 pub struct Functions {
     core: Arc<Streams>,
@@ -44,6 +47,18 @@ impl PipelineLoader for Functions {
         image: &Arc<Image>,
         modules: &ModuleManager,
     ) -> Result<(Pipeline, Self::Kept)> {
+        let (major, minor) = self.core.properties().compute_capability;
+        if !desc.maps.is_empty() && major < TENSOR_MAPS {
+            return Err(Error::Unsupported(
+                format!(
+                    "kernel {}: it takes tensor maps, and {} (sm_{major}{minor}) has none; they begin with compute capability 9.0, so give the device another \
+                     kernel",
+                    desc.name,
+                    self.core.context.id()
+                )
+                .into(),
+            ));
+        }
         let module = modules.get_or_create(image, &desc.name)?;
         let context = &self.core.context;
         let (function, info) = context.within(|ops| {
@@ -53,7 +68,7 @@ impl PipelineLoader for Functions {
             // SAFETY: the function is of a module that is leased.
             Ok((function, unsafe { ops.function_info(function) }?))
         })?;
-        check_function(&desc.name, desc.bindings.len(), desc.params, desc.early_reads, &info)?;
+        check_function(desc, &info)?;
         let device = self.core.properties();
         let dynamic = device.shared_optin.saturating_sub(info.shared);
         if dynamic > device.shared.saturating_sub(info.shared) {

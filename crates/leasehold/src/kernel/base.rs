@@ -183,7 +183,7 @@ impl KernelBase {
     ///
     /// # Errors
     /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different
-    /// bindings, parameters, alignments or overlaps, or have checks that are not clones of one.
+    /// bindings, parameters, alignments, overlaps or tensor maps, or have checks that are not clones of one.
     ///
     /// # Safety
     /// - As [`new`](Self::new), for each of the sources: they share one check.
@@ -200,6 +200,7 @@ impl KernelBase {
                 && d.params == first.params
                 && (0..d.bindings.len()).all(|i| d.alignment_of(i) == first.alignment_of(i))
                 && d.overlap == first.overlap
+                && d.maps == first.maps
                 && d.check.same(&first.check)
         };
         if let Some(other) = descs.iter().find(|d| !alike(d)) {

@@ -29,8 +29,8 @@ pub use base::KernelBase;
 pub use grid::{Grid, Params};
 pub use launch::Launch;
 pub use leasehold_hal::{
-    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
-    KernelSource, LaunchInfo, Overlap,
+    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, Interleave, KernelCheck,
+    KernelDesc, KernelSource, LaunchInfo, MapElement, Overlap, Swizzle, TensorMap,
 };
 pub use registry::Registry;
 pub use session::{Begun, Bound, Dispatched, KernelSession, Parametrised, Ready, Updated};

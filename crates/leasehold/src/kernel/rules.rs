@@ -5,7 +5,7 @@
 
 use crate::view::Operand;
 use leasehold_core::{Error, Result};
-use leasehold_hal::{Access, Binding, KernelCheck, KernelDesc, LaunchInfo, Overlap};
+use leasehold_hal::{Access, Binding, KernelCheck, KernelDesc, LaunchInfo, Overlap, TensorMap};
 
 /// The bindings that are written, one bit for each. There are 30 at most.
 pub(crate) fn written(bindings: impl Iterator<Item = Access>) -> u32 {
@@ -25,13 +25,27 @@ pub(crate) struct Rules {
     limits: Box<[(u32, u32)]>,
 }
 
+/// The kernel's check, after a check of its tensor maps where it has some.
+fn with_maps(desc: &KernelDesc<'_>) -> KernelCheck {
+    if desc.maps.is_empty() {
+        return desc.check.clone();
+    }
+    let (maps, check) = (desc.maps.to_vec(), desc.check.clone());
+    KernelCheck::new(move |launch| {
+        for &(binding, offset) in &maps {
+            TensorMap::read(launch.params_bytes(), offset).check(launch, binding as usize)?;
+        }
+        check.run(launch)
+    })
+}
+
 impl Rules {
     pub(crate) fn of(desc: &KernelDesc<'_>) -> Self {
         let plain = desc.alignment.iter().all(|&a| a == 1);
         let align = if plain { 0 } else { desc.bindings.len() };
         Self {
             name: desc.name.as_ref().into(),
-            check: desc.check.clone(),
+            check: with_maps(desc),
             align: (0..align).map(|i| desc.alignment_of(i) - 1).collect(),
             most: (0..align).map(|i| u64::from(desc.alignment_of(i) - 1)).max().unwrap_or(0),
             overlap: desc.overlap,

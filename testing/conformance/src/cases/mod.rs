@@ -23,6 +23,7 @@ mod peers;
 mod process;
 mod recordings;
 mod streams;
+mod tensor_maps;
 mod threads;
 mod timelines;
 mod transfers;
@@ -42,6 +43,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         transfers::CASES,
         copies::CASES,
         kernels::CASES,
+        tensor_maps::CASES,
         graphs::CASES,
         graph_budget::CASES,
         loops::CASES,

@@ -9,13 +9,16 @@
 
 use super::tables::{Function, Module};
 use super::{SimDriver, memory, refuse};
+use crate::machine::tensor_map;
 use crate::{Kernel, KernelBody, KernelRegistry, KernelSpec};
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::{self, code};
-use leasehold_cuda::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
+use leasehold_cuda::driver::ops::{
+    FunctionInfo, ModuleOps, NativeFunction, NativeModule, NativeTensorMap,
+};
 use leasehold_emulator::{Cuda, Emulator, Failure, Launch, Operand, Param, Program, Source};
-use leasehold_hal::{Access, Binding};
+use leasehold_hal::{Access, Binding, TensorMap};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -301,19 +304,25 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
         )));
     }
     let end = params.last().map_or(0, |p: &Param| p.offset + p.size);
+    let from = params.get(pointers).map_or(8 * pointers as u32, |p| p.offset);
+    let gap = from as usize - 8 * pointers;
     let (emulator, name) = (emulator.clone(), kernel.name.clone());
     let body = KernelBody::run(move |launch| {
-        let operand = |b: &Binding| Operand {
+        let operand = |(b, given): (&Binding, &Binding)| Operand {
             at: b.addr,
+            device: given.addr,
             bytes: b.len,
             reads: b.access.reads(),
             writes: b.access.writes(),
         };
-        let operands: Vec<Operand> = launch.bindings().iter().map(operand).collect();
+        let bindings = std::iter::zip(launch.bindings(), launch.given());
+        let operands: Vec<Operand> = bindings.map(operand).collect();
+        // What lies behind the addresses: a gap in front of tensor maps, and the parameters.
+        let params = [&vec![0; gap][..], launch.params_bytes()].concat();
         let launch = Launch {
             kernel: &name,
             operands: &operands,
-            params: launch.params_bytes(),
+            params: &params,
             grid: launch.grid(),
             block: launch.block(),
             shared: launch.shared(),
@@ -324,7 +333,8 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
         unsafe { emulator.run(&launch) }.map_err(Error::state)
     });
     let mut spec =
-        KernelSpec::new(&vec![Access::ReadWrite; pointers], end - pointers as u32 * 8, body);
+        KernelSpec::new(&vec![Access::ReadWrite; pointers], end.saturating_sub(from), body);
+    spec.maps = gap > 0;
     spec.block_threads = kernel.threads.unwrap_or(memory::BLOCK_THREADS);
     Ok(spec)
 }
@@ -455,7 +465,7 @@ impl ModuleOps for SimDriver {
             Some(params) => params.iter().map(|p| (p.offset, p.size)).collect(),
             None => {
                 let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
-                let rest = (spec.bindings.len() as u32 * 8, spec.params);
+                let rest = (spec.params_at() as u32, spec.params);
                 let word = (rest.0 + rest.1, size_of::<u32>() as u32);
                 let rest = [(spec.params > 0).then_some(rest), spec.early.then_some(word)];
                 pointers.chain(rest.into_iter().flatten()).collect()
@@ -487,6 +497,15 @@ impl ModuleOps for SimDriver {
         // Sizes up to the default need no request.
         found.shared = bytes.max(memory::SHARED);
         Ok(())
+    }
+
+    fn tensor_map(&self, addr: u64, map: &TensorMap) -> Result<NativeTensorMap> {
+        const API: &str = "cuTensorMapEncodeTiled";
+        self.enter(API)?;
+        if !addr.is_multiple_of(map.alignment()) || map.validate().is_err() {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        Ok(NativeTensorMap(tensor_map::encode(addr, map)))
     }
 }
 

@@ -14,7 +14,7 @@ use leasehold_cuda::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeContext, NativeCopy,
     NativeEvent, NativeFill, NativePartition, NativeStream, Progress, SourceOrder, StreamOps,
 };
-use leasehold_hal::{Access, Binding};
+use leasehold_hal::{Access, Binding, TensorMap};
 use std::sync::Arc;
 
 /// Work that both streams and graphs take.
@@ -124,7 +124,7 @@ impl Tables {
         {
             return Err(refuse(api, code::INVALID_VALUE));
         }
-        let pointers = launch.bindings.len() * 8;
+        let pointers = kernel.spec.params_at();
         let params = kernel.spec.params as usize;
         if launch.bindings.len() != kernel.spec.bindings.len() {
             return Err(Error::invalid(format!(
@@ -135,7 +135,11 @@ impl Tables {
             )));
         }
         // A structure may be padded behind the last of a kernel's parameters.
-        let padding = if function.params.is_some() && params > 0 { 7 } else { 0 };
+        let padding = match () {
+            () if function.params.is_none() || params == 0 => 0,
+            () if kernel.spec.maps => TensorMap::ALIGNMENT as usize - 1,
+            () => 7,
+        };
         // The word of the grant is behind the parameters, of which an emulated function has it as
         // one.
         let word = if kernel.spec.early { size_of::<u32>() } else { 0 };

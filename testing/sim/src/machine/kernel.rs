@@ -10,7 +10,7 @@
 use bytemuck::AnyBitPattern;
 use leasehold_core::sync::{Arc, RwLock};
 use leasehold_core::{Error, Result};
-use leasehold_hal::{Access, Binding, CpuArgs, CpuFn};
+use leasehold_hal::{Access, Binding, CpuArgs, CpuFn, TensorMap};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::task::Poll;
@@ -24,6 +24,7 @@ pub struct Launch<'a> {
     pub(super) block: [u32; 3],
     pub(super) shared: u32,
     pub(super) bindings: &'a [Binding],
+    pub(super) given: &'a [Binding],
     pub(super) params: &'a [u8],
 }
 
@@ -63,6 +64,12 @@ impl<'a> Launch<'a> {
     #[must_use]
     pub fn bindings(&self) -> &'a [Binding] {
         self.bindings
+    }
+
+    /// The bindings, with the addresses that the launch was given.
+    #[must_use]
+    pub fn given(&self) -> &'a [Binding] {
+        self.given
     }
 
     /// The parameters' bytes.
@@ -184,6 +191,9 @@ pub struct KernelSpec {
     /// the limit: a word of 64 bits, which the machine reads when the kernel begins. The function
     /// here gets such a binding with that length at most.
     pub limits: Vec<(u32, u32)>,
+    /// The parameters have tensor maps: in the arguments of a CUDA function they begin at a
+    /// multiple of 64 bytes.
+    pub maps: bool,
     /// The function.
     pub body: KernelBody,
 }
@@ -199,7 +209,26 @@ impl KernelSpec {
             gaps: false,
             early: false,
             limits: Vec::new(),
+            maps: false,
             body,
+        }
+    }
+
+    /// Marks a kernel whose parameters have tensor maps.
+    #[must_use]
+    pub fn with_maps(mut self) -> Self {
+        self.maps = true;
+        self
+    }
+
+    /// The first byte of the parameters in the arguments of a CUDA function.
+    #[must_use]
+    pub fn params_at(&self) -> usize {
+        let addresses = self.bindings.len() * 8;
+        if self.maps {
+            addresses.next_multiple_of(TensorMap::ALIGNMENT as usize)
+        } else {
+            addresses
         }
     }
 

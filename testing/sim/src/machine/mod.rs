@@ -39,6 +39,7 @@ mod ranks;
 mod rng;
 mod space;
 mod step;
+pub mod tensor_map;
 mod wait;
 
 pub use collective::{CommCall, CommOp, Element, Reduction};

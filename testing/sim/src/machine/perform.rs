@@ -200,6 +200,7 @@ impl MachineState {
             block: call.block,
             shared: call.shared,
             bindings: &bindings,
+            given: &call.bindings,
             params: &call.params,
         };
         let ran = caught(|| match &call.kernel.spec.body {

@@ -13,3 +13,4 @@ mod order;
 mod peers;
 mod random_order;
 mod release;
+mod tensor_maps;

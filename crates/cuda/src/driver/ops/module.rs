@@ -2,6 +2,7 @@
 
 use super::{NativeFunction, NativeModule};
 use leasehold_core::Result;
+use leasehold_hal::TensorMap;
 
 /// The resources and parameters of a function.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,4 +81,17 @@ pub trait ModuleOps {
     /// # Safety
     /// - `function` is a function of a module that was not unloaded.
     unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()>;
+
+    /// Makes the driver's form of a tensor map of the memory at an address:
+    /// `cuTensorMapEncodeTiled`. Touches no memory of the device, and does not block.
+    ///
+    /// # Errors
+    /// - `Unsupported` for a driver without tensor maps (before 12.0).
+    /// - `Driver` for a map that the driver refuses.
+    fn tensor_map(&self, addr: u64, map: &TensorMap) -> Result<NativeTensorMap>;
 }
+
+/// A `CUtensorMap`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct NativeTensorMap(pub [u8; TensorMap::BYTES as usize]);

@@ -68,8 +68,8 @@ macro_rules! functions {
                     )*
                     $(
                         // SAFETY: the driver's symbol of this name has the signature of the header.
-                        // The bindings for 13.0 lack the older functions, and give `cuGetErrorName`
-                        // and the callback an enum that cannot hold every code.
+                        // The bindings for 13.0 lack the older functions, and give `cuGetErrorName`,
+                        // the callback and tensor maps enums that cannot hold every number.
                         $old: unsafe { library.get(concat!(stringify!($old), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                 })
@@ -199,6 +199,7 @@ functions! {
         cuCtxCreate_v2(*mut CUcontext, c_uint, CUdevice);
         cuEventElapsedTime(*mut f32, CUevent, CUevent);
         cuMemcpyBatchAsync(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
+        cuTensorMapEncodeTiled(*mut sys::CUtensorMap, c_int, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int, c_int);
     }
 }
 

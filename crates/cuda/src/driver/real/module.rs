@@ -4,11 +4,12 @@
 
 use super::{RealDriver, drive, plausible};
 use crate::driver::codes::{self, code};
-use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
+use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule, NativeTensorMap};
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule,
 };
 use leasehold_core::{Error, Result};
+use leasehold_hal::TensorMap;
 use std::borrow::Cow;
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
@@ -183,6 +184,49 @@ impl ModuleOps for RealDriver {
     unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         drive!(self, cuFuncSetAttribute(function.0 as CUfunction, attribute, bytes as c_int))
+    }
+
+    fn tensor_map(&self, addr: u64, map: &TensorMap) -> Result<NativeTensorMap> {
+        let rank = map.rank().min(5);
+        let sizes: [u64; 5] = std::array::from_fn(|i| map.size(i));
+        let strides: [u64; 4] = std::array::from_fn(|i| map.stride(i + 1));
+        let boxes: [u32; 5] = std::array::from_fn(|i| map.box_of(i));
+        let steps: [u32; 5] = std::array::from_fn(|i| map.step_of(i));
+        let [interleave, swizzle, l2, fill] = map.modes().map(c_int::from);
+        let element = map.element().map_or(-1, |element| element as c_int);
+        let mut native = NativeTensorMap([0; TensorMap::BYTES as usize]);
+        let mut known = true;
+        let code = self.code(|f| match f.cuTensorMapEncodeTiled {
+            // SAFETY: the pointers are to locals of five elements, and to a map of the driver's
+            // size and alignment. The driver keeps the address, and does not use it.
+            Some(encode) => unsafe {
+                encode(
+                    (&raw mut native).cast(),
+                    element,
+                    rank as u32,
+                    ptr::without_provenance_mut(addr as usize),
+                    sizes.as_ptr(),
+                    strides.as_ptr(),
+                    boxes.as_ptr(),
+                    steps.as_ptr(),
+                    interleave,
+                    swizzle,
+                    l2,
+                    fill,
+                )
+            },
+            None => {
+                known = false;
+                0
+            }
+        })?;
+        match code {
+            _ if !known => Err(Error::Unsupported(
+                "the CUDA driver has no tensor maps (before 12.0); install a newer one".into(),
+            )),
+            0 => Ok(native),
+            code => Err(self.failed("cuTensorMapEncodeTiled", code, 0)),
+        }
     }
 }
 

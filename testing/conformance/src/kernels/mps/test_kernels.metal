@@ -80,6 +80,29 @@ kernel void conformance_parts(device uint* a [[buffer(0)]],
     }
 }
 
+// The description of a tensor of two dimensions: sizes, the row's stride and the box in words.
+struct BoxAt {
+    uint map[32];
+    int at[2];
+    uint size[2];
+};
+
+// Copies the box at a column and a row. Elements out of bounds are zero.
+kernel void conformance_box(device const uint* tensor [[buffer(0)]],
+                            device uint* out [[buffer(1)]],
+                            constant BoxAt& box [[buffer(2)]],
+                            uint own [[thread_index_in_threadgroup]],
+                            uint3 size [[threads_per_threadgroup]]) {
+    ulong columns = ulong(box.map[0]) | ulong(box.map[1]) << 32;
+    ulong rows = ulong(box.map[2]) | ulong(box.map[3]) << 32;
+    ulong stride = ulong(box.map[10]) | ulong(box.map[11]) << 32;
+    for (uint i = own; i < box.size[0] * box.size[1]; i += size.x) {
+        long column = long(box.at[0]) + i % box.size[0], row = long(box.at[1]) + i / box.size[0];
+        bool inside = column >= 0 && ulong(column) < columns && row >= 0 && ulong(row) < rows;
+        out[i] = inside ? tensor[ulong(row) * (stride / 4) + ulong(column)] : 0;
+    }
+}
+
 // Metal has no clock in a kernel. The limit in milliseconds becomes a number of loads.
 kernel void conformance_spin(device const atomic_uint* flag [[buffer(0)]],
                              device uint* out [[buffer(1)]],

@@ -113,6 +113,7 @@ fn emulated() -> Option<Bench> {
         let (emulator, entry) = (emulator.clone(), name.clone());
         let body = KernelBody::run(move |launch| {
             let operand = |b: &Binding| Operand {
+                device: b.addr,
                 at: b.addr,
                 bytes: b.len,
                 reads: b.access.reads(),

@@ -1,0 +1,171 @@
+//! Cases of tensor maps in a launch's parameters, over a runtime.
+
+use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, skipped};
+use crate::env::Env;
+use crate::factory::{BoxAt, TestKernel};
+use leasehold::graph::{GraphUpdate, NodeId};
+use leasehold::kernel::{MapElement, TensorMap};
+use leasehold::{Array, Error, KernelBase, Runtime, Stream, View};
+
+const BOX: &[Need] = &[Need::Kernel(TestKernel::Box)];
+const REPLAYED: &[Need] = &[Need::Kernel(TestKernel::Box), Need::Graphs];
+
+pub(crate) const CASES: &[Case] = &[
+    Case::runtime(253, "a box of a tensor is copied, with zeros out of bounds", BOX, boxes)
+        .sanitizer(),
+    Case::runtime(
+        254,
+        "a graph makes its tensor maps anew for other memory and parameters",
+        REPLAYED,
+        updated,
+    )
+    .sanitizer(),
+    Case::runtime(255, "a map of memory that a graph lends is of the lent memory", REPLAYED, lent)
+        .sanitizer(),
+    Case::runtime(256, "a tensor map that is none never reaches the device", BOX, refused),
+];
+
+const COLUMNS: usize = 100;
+const ROWS: usize = 30;
+/// Numbers from a row to the next.
+const PITCH: usize = 112;
+
+fn map(columns: u32, rows: u32) -> TensorMap {
+    TensorMap::new(MapElement::U32, &[COLUMNS as u64, ROWS as u64], &[columns, rows])
+        .strides(&[PITCH as u64 * 4])
+}
+
+/// A tensor with numbers of its own: the first number, and all of it.
+fn numbers(first: u32) -> Vec<u32> {
+    (first..).take(PITCH * ROWS).collect()
+}
+
+/// What a box of a tensor is.
+fn expected(all: &[u32], params: &BoxAt) -> Vec<u32> {
+    let [columns, rows] = params.size.map(|n| n as i32);
+    let element = |i: i32| {
+        let (x, y) = (params.at[0] + i % columns, params.at[1] + i / columns);
+        let inside = (0..COLUMNS as i32).contains(&x) && (0..ROWS as i32).contains(&y);
+        if inside { all[y as usize * PITCH + x as usize] } else { 0 }
+    };
+    (0..columns * rows).map(element).collect()
+}
+
+/// The kernel on a runtime, or why its device has none.
+fn kernel(env: &Env, runtime: &Runtime) -> Outcome<KernelBase> {
+    let kernel = TestKernel::base(env.desc(TestKernel::Box)?)?;
+    match kernel.prepare(runtime) {
+        Err(Error::Unsupported(why)) => skipped(why.into_owned()),
+        made => Ok(made.map(|()| kernel)?),
+    }
+}
+
+fn at(columns: u32, rows: u32, at: [i32; 2]) -> BoxAt {
+    BoxAt { map: map(columns, rows), at, size: [columns, rows] }
+}
+
+fn copy(
+    kernel: &KernelBase,
+    stream: &Stream,
+    (tensor, out): (&impl View, &Array<u32>),
+    params: &BoxAt,
+) -> leasehold::Result<()> {
+    stream.launch(kernel, &[tensor.read(), out.write()], params, (1, TestKernel::BLOCK))
+}
+
+fn boxes(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let kernel = kernel(env, &runtime)?;
+    let all = numbers(1);
+    let tensor = runtime.upload(&all)?;
+    let out = runtime.zeros::<u32>(BoxAt::ELEMENTS as usize)?;
+    let places = [[0, 0], [16, 5], [-4, 2], [92, 28], [-64, -8], [104, 0], [i32::MIN, 1 << 30]];
+    for (columns, rows) in [(4, 1), (64, 8), (256, 16), (16, 256), (8, 8)] {
+        for place in places {
+            let params = at(columns, rows, place);
+            copy(&kernel, runtime.stream(), (&tensor, &out), &params)?;
+            let found = runtime.to_vec(out.slice(..(columns * rows) as usize))?;
+            check!(found == expected(&all, &params), "the box {columns}x{rows} at {place:?}");
+        }
+    }
+    // A part of a buffer is a tensor too.
+    let params = BoxAt { at: [4, 1], ..at(8, 4, [0, 0]) };
+    let long = runtime.upload(&[&[0; 64][..], &all].concat())?;
+    copy(&kernel, runtime.stream(), (&long.part(256..)?, &out), &params)?;
+    let found = runtime.to_vec(out.slice(..32))?;
+    check!(found == expected(&all, &params), "a box of a part");
+    Ok(())
+}
+
+fn updated(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let kernel = kernel(env, &runtime)?;
+    let (first, second) = (numbers(1), numbers(1_000_000));
+    let tensors = [runtime.upload(&first)?, runtime.upload(&second)?];
+    let out = runtime.zeros::<u32>(512)?;
+    let params = at(64, 8, [72, 25]);
+    let graph =
+        runtime.record_graph(|r| copy(&kernel, r.stream(), (&tensors[0], &out), &params))?;
+    let holds = |all: &[u32], params: &BoxAt, what: &str| -> Outcome {
+        graph.launch()?;
+        check!(runtime.to_vec(&out)? == expected(all, params), "{what}");
+        Ok(())
+    };
+    holds(&first, &params, "the recorded box")?;
+    let swap = GraphUpdate::new().buffer(tensors[0].buffer(), tensors[1].buffer());
+    let _ = graph.update(&swap)?;
+    holds(&second, &params, "the box of another tensor")?;
+    let other = at(64, 8, [4, 4]);
+    let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &other))?;
+    holds(&second, &other, "another box")?;
+    let beyond = BoxAt { map: map(64, 8).strides(&[1 << 20]), ..other };
+    let update = graph.update(&GraphUpdate::new().params(NodeId::new(0), &beyond));
+    expect_error(update, "InvalidArgument", "an update by a map beyond its operand")?;
+    holds(&second, &other, "the box after a refused update")
+}
+
+fn lent(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let kernel = kernel(env, &runtime)?;
+    let all = numbers(7);
+    let (tensor, out) = (runtime.upload(&all)?, runtime.zeros::<u32>(512)?);
+    let params = at(64, 8, [52, 20]);
+    let graph = runtime.record_graph(|r| {
+        let temporary = r.alloc_array::<u32>(PITCH * ROWS)?;
+        r.stream().copy(temporary.view(), tensor.view())?;
+        copy(&kernel, r.stream(), (&temporary, &out), &params)
+    })?;
+    for launch in 0..3 {
+        graph.launch()?;
+        check!(runtime.to_vec(&out)? == expected(&all, &params), "launch {launch}");
+    }
+    Ok(())
+}
+
+fn refused(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let kernel = kernel(env, &runtime)?;
+    let tensor = runtime.upload(&numbers(1))?;
+    let out = runtime.zeros::<u32>(512)?;
+    let good = at(64, 8, [0, 0]);
+    let before = runtime.stream().now();
+    for (map, what) in [
+        (map(64, 8).strides(&[PITCH as u64 * 8]), "a tensor that is longer than its operand"),
+        (map(64, 8).strides(&[404]), "a stride that is no multiple of 16"),
+        (map(64, 8).steps(&[1, 9]), "a step above 8"),
+        (TensorMap::new(MapElement::U32, &[8; 6], &[8; 6]), "six dimensions"),
+        (bytemuck::Zeroable::zeroed(), "no map"),
+    ] {
+        let params = BoxAt { map, ..good };
+        let launch = copy(&kernel, runtime.stream(), (&tensor, &out), &params);
+        expect_error(launch, "InvalidArgument", what)?;
+    }
+    let odd = tensor.part(8..)?;
+    let short = BoxAt { map: TensorMap::new(MapElement::U32, &[64, 8], &[64, 8]), ..good };
+    let launch = copy(&kernel, runtime.stream(), (&odd, &out), &short);
+    expect_error(launch, "InvalidArgument", "a misaligned operand")?;
+    check_eq!(runtime.stream().now(), before, "the stream's end after refused launches");
+    copy(&kernel, runtime.stream(), (&tensor, &out), &good)?;
+    check_eq!(runtime.to_vec(&out)?[..2], [1, 2], "a box after refused ones");
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! The simulated form of CUDA's tensor maps: the description, a mark, and the address.
+//!
+//! The emulator reads the same bytes. A registered function reads them by [`decode`].
+//!
+//! This module must not know drivers.
+
+use leasehold_hal::TensorMap;
+
+/// The mark of a map, and the places of mark and address.
+const MARK: u16 = 0x544D;
+const MARK_AT: usize = 118;
+const ADDRESS_AT: usize = 120;
+
+/// The driver's form of a map at an address.
+#[must_use]
+pub fn encode(addr: u64, map: &TensorMap) -> [u8; TensorMap::BYTES as usize] {
+    let mut bytes = [0; TensorMap::BYTES as usize];
+    bytes[..MARK_AT].copy_from_slice(&bytemuck::bytes_of(map)[..MARK_AT]);
+    bytes[MARK_AT..ADDRESS_AT].copy_from_slice(&MARK.to_le_bytes());
+    bytes[ADDRESS_AT..].copy_from_slice(&addr.to_le_bytes());
+    bytes
+}
+
+/// The map and the address in a driver's form; `None` for other bytes.
+#[must_use]
+pub fn decode(native: &[u8]) -> Option<(TensorMap, u64)> {
+    let bytes: &[u8; TensorMap::BYTES as usize] = native.try_into().ok()?;
+    let mark = u16::from_le_bytes([bytes[MARK_AT], bytes[MARK_AT + 1]]);
+    let addr = u64::from_le_bytes(bytes[ADDRESS_AT..].try_into().ok()?);
+    let mut map = *bytes;
+    map[MARK_AT..].fill(0);
+    (mark == MARK).then(|| (TensorMap::read(&map, 0), addr))
+}
