@@ -23,8 +23,8 @@
 //! timepoints that its timeline knows or that are over. A timepoint that it does not know
 //! ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
 
+use crate::extent::Placement;
 use crate::layout::{NO_CLASS, UNIT_SHIFT};
-use crate::store::Placement;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,

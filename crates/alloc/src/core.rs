@@ -5,10 +5,11 @@
 //! reclaimer or of a foreign destructor.
 
 use crate::buffer::{Buffer, Row};
+use crate::extent::{Block, Placement};
 use crate::host;
 use crate::lock::Lock;
 use crate::ranges::Ranges;
-use crate::store::{Block, Placement, Store};
+use crate::store::Store;
 use crate::table::{Deferred, Table, Vacant};
 use leasehold_core::{PackedTimepoint, Result, Timeline, TimelineId, Timepoint};
 use std::any::Any;

@@ -107,6 +107,27 @@ impl Extent {
     }
 }
 
+/// Where a block lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// An extent of its own.
+    Extent(u32),
+    /// A slot of a slab run.
+    Slot(u32, u16),
+}
+
+/// A block that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) placement: Placement,
+    pub(crate) addr: u64,
+    pub(crate) native: u64,
+    /// The slab class, or [`NO_CLASS`](crate::layout::NO_CLASS).
+    pub(crate) class: u16,
+    /// The last pending use, a point of the asking timeline. `NEVER`: the memory is ready.
+    pub(crate) timepoint: PackedTimepoint,
+}
+
 /// The table.
 pub(crate) struct Extents {
     pub(crate) rows: Vec<Extent>,

@@ -18,11 +18,12 @@
 use crate::checks::SweepScope;
 use crate::config::CrossStream;
 use crate::core::ask_external;
+use crate::extent::Block;
 use crate::host;
 use crate::layout::Layout;
 use crate::oom::AttemptLog;
 use crate::state::Inner;
-use crate::store::{Block, Found, Need};
+use crate::store::{Found, Need};
 use crate::stream::On;
 use crate::supply::Supply;
 use crate::trace::EventKind;

@@ -262,17 +262,12 @@ impl Heap {
         first.units == span.units && first.state == State::Free && span.live
     }
 
-    /// The address of a unit of an extent.
+    /// The address of an extent, and the native object of its span, else 0.
     #[inline]
-    pub(crate) fn addr(&self, extent: u32) -> u64 {
+    pub(crate) fn place(&self, extent: u32) -> (u64, u64) {
         let n = &self.extents[extent];
-        self.spans[usize::from(n.span)].addr(n.start)
-    }
-
-    /// Metal's spanning buffer of the extent's span, else 0.
-    #[inline]
-    pub(crate) fn native(&self, extent: u32) -> u64 {
-        self.spans[usize::from(self.extents[extent].span)].native
+        let span = &self.spans[usize::from(n.span)];
+        (span.addr(n.start), span.native)
     }
 
     /// From now on large blocks begin at granules, or no longer: see [`align_of`](Self::align_of).

@@ -189,7 +189,7 @@ impl Inner {
             let mut core = self.lock_core();
             for _ in 0..more {
                 let Ok(row) = self.table.take(&mut core.vacant) else { break };
-                let Some(block) = core.store.take_slot_there(class, on.timeline) else {
+                let Some(block) = core.store.slabs.take(class, on.timeline.id()) else {
                     self.table.put_bumped(&mut core.vacant, row);
                     break;
                 };

@@ -8,7 +8,7 @@
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 
-use crate::extent::NIL;
+use crate::extent::{Block, NIL, Placement};
 use crate::heap::{Heap, READY};
 use crate::host;
 use crate::layout::{CLASSES, UNIT, UNIT_SHIFT, class_size};
@@ -52,15 +52,7 @@ struct Run {
     pending_bits: [u64; WORDS],
     timepoints: Vec<PackedTimepoint>,
     addr: u64,
-}
-
-/// A lent slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot {
-    pub(crate) run: u32,
-    pub(crate) slot: u16,
-    pub(crate) addr: u64,
-    pub(crate) timepoint: PackedTimepoint,
+    native: u64,
 }
 
 /// All runs.
@@ -95,7 +87,7 @@ impl Slabs {
 
     /// A slot of `class` for `timeline`, from the runs there are.
     #[inline]
-    pub(crate) fn take(&mut self, class: usize, timeline: TimelineId) -> Option<Slot> {
+    pub(crate) fn take(&mut self, class: usize, timeline: TimelineId) -> Option<Block> {
         let mut at = self.heads[class];
         let mut left = PROBE;
         while at != NIL && left > 0 {
@@ -110,7 +102,7 @@ impl Slabs {
     }
 
     /// A slot of a run that was just made, whoever may use it still.
-    pub(crate) fn take_first(&mut self, id: u32) -> Slot {
+    pub(crate) fn take_first(&mut self, id: u32) -> Block {
         let run = &mut self.runs[id as usize];
         let class = usize::from(run.class);
         let (slot, timepoint) = match pop_bit(&mut run.ready_bits) {
@@ -127,9 +119,9 @@ impl Slabs {
 
     /// A slot that was popped is lent.
     #[inline(always)]
-    fn lend(&mut self, id: u32, class: usize, popped: (u16, PackedTimepoint)) -> Slot {
+    fn lend(&mut self, id: u32, class: usize, popped: (u16, PackedTimepoint)) -> Block {
         let (run, (slot, timepoint)) = (&self.runs[id as usize], popped);
-        let addr = run.addr + u64::from(slot) * class_size(class);
+        let (addr, native) = (run.addr + u64::from(slot) * class_size(class), run.native);
         if run.free + 1 == run.slots {
             self.empty[class] -= 1;
         }
@@ -137,7 +129,7 @@ impl Slabs {
             self.unlist(id);
         }
         self.free_bytes -= class_size(class);
-        Slot { run: id, slot, addr, timepoint }
+        Block { placement: Placement::Slot(id, slot), addr, native, class: class as u16, timepoint }
     }
 
     /// Units of the next run of a class.
@@ -176,6 +168,7 @@ impl Slabs {
             bits[s / 64] |= 1 << (s % 64);
         }
         let over = timepoint.has_passed();
+        let (addr, native) = heap.place(extent);
         let run = Run {
             extent,
             class: class as u8,
@@ -189,7 +182,8 @@ impl Slabs {
             ready_bits: if over { bits } else { [0; WORDS] },
             pending_bits: if over { [0; WORDS] } else { bits },
             timepoints,
-            addr: heap.addr(extent),
+            addr,
+            native,
         };
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -311,11 +305,6 @@ impl Slabs {
         } else {
             self.heads[usize::from(class)] = next;
         }
-    }
-
-    /// The extent of a run.
-    pub(crate) fn extent_of(&self, run: u32) -> Option<u32> {
-        self.runs.get(run as usize).map(|r| r.extent)
     }
 
     /// Address, class and number of slots of a run. For snapshots.

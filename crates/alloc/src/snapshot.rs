@@ -9,12 +9,11 @@ use crate::allocator::Allocator;
 use crate::buffer::{ARENA, IMPORTED, REGION};
 use crate::config::AllocStats;
 use crate::core::Core;
-use crate::extent::{Extent, NIL, State};
+use crate::extent::{Extent, NIL, Placement, State};
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::ranges::Range;
 use crate::state::Inner;
-use crate::store::Placement;
 use crate::trace::TraceEvent;
 use crate::trace::id_of;
 use leasehold_core::{Name, PackedTimepoint, ShownTag, Text, TimelineId};
@@ -368,7 +367,7 @@ impl Facts<'_> {
 
     /// The blocks of an extent.
     fn extent(&self, heap: &Heap, id: u32, n: &Extent, push: &mut dyn FnMut(BlockInfo)) {
-        let (addr, bytes) = (heap.addr(id), u64::from(n.units) << UNIT_SHIFT);
+        let (addr, bytes) = (heap.place(id).0, u64::from(n.units) << UNIT_SHIFT);
         let other = |state| BlockInfo { addr, bytes, state, ..NOTHING };
         match n.state {
             State::Free => push(Self::free(addr, bytes, heap.extents.timepoint(id))),

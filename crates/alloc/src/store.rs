@@ -2,32 +2,11 @@
 //!
 //! One allocator's lock guards the store. Pure state: no driver call, no lease, no thread.
 
+use crate::extent::{Block, Placement};
 use crate::heap::{Heap, READY};
-use crate::layout::NO_CLASS;
-use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
-use crate::slab::{Slabs, Slot};
+use crate::layout::{MIN_ALIGN, NO_CLASS, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
+use crate::slab::Slabs;
 use leasehold_core::{PackedTimepoint, Result, Timeline};
-
-/// Where a block lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placement {
-    /// An extent of its own.
-    Extent(u32),
-    /// A slot of a slab run.
-    Slot(u32, u16),
-}
-
-/// A block that was taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
-    pub(crate) placement: Placement,
-    pub(crate) addr: u64,
-    pub(crate) native: u64,
-    /// The slab class, or [`NO_CLASS`].
-    pub(crate) class: u16,
-    /// The last pending use, a point of the asking timeline. `NEVER`: the memory is ready.
-    pub(crate) timepoint: PackedTimepoint,
-}
 
 /// A block, if there is memory for it.
 pub(crate) type Found = Result<Option<Block>>;
@@ -91,30 +70,9 @@ impl Store {
     #[inline(always)]
     pub(crate) fn take_slot(&mut self, class: usize, timeline: &Timeline) -> Found {
         match self.slabs.take(class, timeline.id()) {
-            Some(slot) => Ok(Some(self.slot_block(slot, class))),
             None => self.take_run_slow(class, timeline),
+            block => Ok(block),
         }
-    }
-
-    /// A block of a slab class for `timeline`, from the runs there are.
-    #[inline]
-    pub(crate) fn take_slot_there(&mut self, class: usize, timeline: &Timeline) -> Option<Block> {
-        self.slabs.take(class, timeline.id()).map(|slot| self.slot_block(slot, class))
-    }
-
-    #[inline]
-    fn slot_block(&self, slot: Slot, class: usize) -> Block {
-        let native = if self.heap.spans.len() == 1 {
-            self.heap.spans[0].native
-        } else {
-            self.native_of(slot.run)
-        };
-        let placement = Placement::Slot(slot.run, slot.slot);
-        Block { placement, addr: slot.addr, native, class: class as u16, timepoint: slot.timepoint }
-    }
-
-    fn native_of(&self, run: u32) -> u64 {
-        self.slabs.extent_of(run).map_or(0, |n| self.heap.native(n))
     }
 
     #[cold]
@@ -129,8 +87,7 @@ impl Store {
     /// The first slot of a run that a used extent becomes.
     fn first_slot(&mut self, extent: u32, class: usize, room: Vec<PackedTimepoint>) -> Block {
         let run = self.slabs.add_run(&mut self.heap, extent, class, room);
-        let slot = self.slabs.take_first(run);
-        self.slot_block(slot, class)
+        self.slabs.take_first(run)
     }
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
@@ -172,8 +129,7 @@ impl Store {
     pub(crate) fn block(&self, extent: u32) -> Block {
         let n = &self.heap.extents[extent];
         let timepoint = if n.list == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
-        let span = &self.heap.spans[usize::from(n.span)];
-        let (addr, native) = (span.addr(n.start), span.native);
+        let (addr, native) = self.heap.place(extent);
         Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, timepoint }
     }
 

@@ -5,8 +5,8 @@
 //! their headers. Its owner alone reads and writes the links.
 
 use crate::buffer::{ARENA, CLASSLESS, EMPTY, KIND_MASK, Row};
+use crate::extent::Block;
 use crate::layout::NO_CLASS;
-use crate::store::Block;
 use leasehold_core::chunks::{Chunks, next_first_generation};
 use leasehold_core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use leasehold_core::thread_number::thread_number;
