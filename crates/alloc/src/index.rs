@@ -52,14 +52,14 @@ impl Node {
         self.0.into_iter().fold(i16::MIN, i16::max)
     }
 
-    /// Which entries suffice, as bits.
+    /// Which entries are more than a code, as bits.
     #[cfg(target_arch = "x86_64")]
-    #[inline]
-    fn enough(&self, Least(less): Least) -> u32 {
+    #[inline(always)]
+    fn above(&self, less: i16) -> u32 {
         use std::arch::x86_64 as sse;
         // SAFETY: every x86-64 processor has SSE2, and a node is four aligned vectors.
         unsafe {
-            let at = self.0.as_ptr().cast::<sse::__m128i>();
+            let (at, less) = (self.0.as_ptr().cast::<sse::__m128i>(), sse::_mm_set1_epi16(less));
             let more = |i| sse::_mm_cmpgt_epi16(sse::_mm_load_si128(at.add(i)), less);
             let half = |i| {
                 sse::_mm_movemask_epi8(sse::_mm_packs_epi16(more(i), more(i + 1))).cast_unsigned()
@@ -68,46 +68,15 @@ impl Node {
         }
     }
 
-    /// Which entries suffice, as bits.
+    /// Which entries are more than a code, as bits.
     #[cfg(not(target_arch = "x86_64"))]
     #[inline]
-    fn enough(&self, Least(less): Least) -> u32 {
+    fn above(&self, less: i16) -> u32 {
         let mut mask = 0;
         for (i, max) in self.0.into_iter().enumerate() {
             mask |= u32::from(max > less) << i;
         }
         mask
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-type Codes = std::arch::x86_64::__m128i;
-#[cfg(not(target_arch = "x86_64"))]
-type Codes = i16;
-
-/// The smallest sufficient code minus one, in every element of a vector. (The code is not zero.)
-#[derive(Clone, Copy)]
-struct Least(Codes);
-
-impl Least {
-    /// For `units` and more, which is not zero.
-    #[inline]
-    fn of(units: u32) -> Self {
-        debug_assert!(units > 0);
-        Self::above(code(units) - 1)
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[inline]
-    fn above(less: i16) -> Self {
-        // SAFETY: every x86-64 processor has SSE2.
-        Least(unsafe { std::arch::x86_64::_mm_set1_epi16(less) })
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    #[inline]
-    fn above(less: i16) -> Self {
-        Least(less)
     }
 }
 
@@ -449,12 +418,13 @@ impl Index {
         fetch_entry(&self.rows[0], leaf / WIDE);
     }
 
-    /// The first leaf whose maximum suffices for a code.
+    /// The first leaf whose maximum suffices for `units`, which is not zero.
     #[inline]
-    fn first(&self, least: Least) -> Option<usize> {
+    fn first(&self, units: u32) -> Option<usize> {
+        let less = code(units) - 1;
         let mut at = 0;
         for row in self.rows[1..=self.top].iter().rev() {
-            let mask = row[at].enough(least);
+            let mask = row[at].above(less);
             if mask == 0 {
                 // At the top: nothing below suffices without a maximum above that does.
                 return None;
@@ -464,17 +434,18 @@ impl Index {
         // One of these is needed next: half of a node's heads lie in a cache line.
         fetch_entry(&self.heads, at * WIDE);
         fetch_entry(&self.heads, at * WIDE + WIDE / 2);
-        let mask = self.rows[0].get(at)?.enough(least);
+        let mask = self.rows[0].get(at)?.above(less);
         (mask != 0).then(|| at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1)))
     }
 
-    /// The first leaf after one whose maximum suffices for a code.
+    /// The first leaf after one whose maximum suffices for `units`.
     #[cold]
-    fn after(&self, leaf: usize, least: Least) -> Option<usize> {
+    fn after(&self, leaf: usize, units: u32) -> Option<usize> {
+        let less = code(units) - 1;
         // Up until a later neighbour suffices.
         let (mut row, mut at) = (0, leaf + 1);
         loop {
-            let mask = self.rows[row].get(at / WIDE)?.enough(least) & (u32::MAX << (at % WIDE));
+            let mask = self.rows[row].get(at / WIDE)?.above(less) & (u32::MAX << (at % WIDE));
             if mask != 0 {
                 at = at / WIDE * WIDE + mask.trailing_zeros() as usize;
                 break;
@@ -486,7 +457,7 @@ impl Index {
         }
         while row > 0 {
             row -= 1;
-            let mask = self.rows[row][at].enough(least);
+            let mask = self.rows[row][at].above(less);
             debug_assert!(mask != 0, "a maximum without its element");
             at = at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1));
         }
@@ -500,7 +471,7 @@ impl Index {
         if self.count == 0 {
             return NIL;
         }
-        let Some(leaf) = self.first(Least::of(units)) else { return NIL };
+        let Some(leaf) = self.first(units) else { return NIL };
         let at = self.heads[leaf];
         // Most often the only one.
         match extents.get(at as usize) {
@@ -522,7 +493,7 @@ impl Index {
         align: u32,
         accept: impl FnMut(&Extent) -> bool,
     ) -> u32 {
-        self.search(extents, self.first(Least::of(units)), units, align, accept)
+        self.search(extents, self.first(units), units, align, accept)
     }
 
     /// As [`find_where`](Self::find_where), from the first leaf that seems to suffice.
@@ -546,7 +517,7 @@ impl Index {
             if best != NIL {
                 return best;
             }
-            first = self.after(leaf, Least::of(units));
+            first = self.after(leaf, units);
         }
         NIL
     }
