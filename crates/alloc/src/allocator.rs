@@ -35,7 +35,7 @@ use crate::stream::On;
 use crate::supply::{Counter, Supply};
 use crate::table::Table;
 use crate::thread_cache::ThreadCaches;
-use crate::trace::Trace;
+use crate::trace::Ring;
 use crate::trim::trim;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded};
@@ -139,7 +139,7 @@ impl Allocator {
             return Err(Error::invalid(format!("granule of {granule} bytes: {wanted}")));
         }
         let checks = DebugChecks::new(&config, &*backing)?;
-        let trace = Trace::new(config.trace_events)?;
+        let trace = Ring::new(config.trace_events)?;
         let mut store = Store::new(caps.granule);
         let (mut reservation, mut most_align) = (None, caps.granule.max(STRIDE));
         if caps.vmm && caps.reserve && !config.debug.direct() {

@@ -8,8 +8,7 @@ use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::budget::Budget;
 use crate::residency::{Plan, Step};
 use crate::stream::On;
-use crate::trace::EventKind;
-use crate::trace::Trace;
+use crate::trace::{EventKind, Ring};
 use leasehold_core::sync::OnceLock;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, PackedTimepoint, Result, Timepoint};
@@ -38,7 +37,7 @@ pub(crate) struct Supply {
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
     pub(crate) budget: Budget,
-    pub(crate) trace: Trace,
+    pub(crate) trace: Ring,
     /// The loss of the device that the backing reported. Calls that need the driver fail with it.
     lost: OnceLock<Error>,
     pub(crate) growths: Counter,
@@ -51,7 +50,7 @@ pub(crate) struct Supply {
 }
 
 impl Supply {
-    pub(crate) fn new(backing: Box<dyn Backing>, budget: Budget, trace: Trace) -> Self {
+    pub(crate) fn new(backing: Box<dyn Backing>, budget: Budget, trace: Ring) -> Self {
         Self {
             caps: backing.caps(),
             backing,

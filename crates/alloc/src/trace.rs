@@ -19,32 +19,110 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering, fence};
 use leasehold_core::{Error, Result, TimelineId};
 use std::time::Instant;
 
-/// The trace ring, where there is one.
-pub(crate) struct Trace(Option<Ring>);
+const WORDS: usize = 5;
 
-impl Trace {
-    /// A trace of the newest `events` events; of 0 none.
+#[derive(Default)]
+struct Slot {
+    seq: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+/// The trace ring.
+pub(crate) struct Ring {
+    head: CachePadded<AtomicU64>,
+    slots: Box<[Slot]>,
+    begin: Instant,
+}
+
+/// The most events that a ring remembers.
+pub(crate) const MOST_EVENTS: usize = 1 << 24;
+
+impl Ring {
+    /// A ring of the newest `n` events; of 0 events it records nothing.
     ///
     /// # Errors
-    /// As [`Ring::new`].
-    pub(crate) fn new(events: usize) -> Result<Self> {
-        Ok(Self(if events > 0 { Some(Ring::new(events)?) } else { None }))
+    /// `InvalidArgument` for more than [`MOST_EVENTS`], `OutOfMemory` for host memory.
+    pub(crate) fn new(n: usize) -> Result<Self> {
+        if n > MOST_EVENTS {
+            let text = format!("{n} events of a trace: at most {MOST_EVENTS} are remembered");
+            return Err(Error::invalid(text));
+        }
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(n).map_err(|_| host::none(n * size_of::<Slot>()))?;
+        slots.resize_with(n, Slot::default);
+        Ok(Self {
+            head: CachePadded::new(AtomicU64::new(0)),
+            slots: slots.into_boxed_slice(),
+            begin: Instant::now(),
+        })
     }
 
-    pub(crate) fn is_on(&self) -> bool {
-        self.0.is_some()
+    /// Records an event; its time is now. Never waits.
+    pub(crate) fn record(
+        &self,
+        kind: EventKind,
+        id: u64,
+        addr: u64,
+        size: u64,
+        stream: u16,
+        tag: u32,
+    ) {
+        if !self.is_on() {
+            return;
+        }
+        let t_us =
+            u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX) & (u64::MAX >> 8);
+        let number = self.head.fetch_add(1, Ordering::Relaxed);
+        let slot = &self.slots[(number % self.slots.len() as u64) as usize];
+        let (odd, even) = (number * 2 + 1, number * 2 + 2);
+        let seen = slot.seq.load(Ordering::Relaxed);
+        let free = seen & 1 == 0 && seen < odd;
+        if !free
+            || slot.seq.compare_exchange(seen, odd, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        fence(Ordering::Release);
+        let words =
+            [t_us << 8 | kind as u64, id, addr, size, u64::from(stream) << 32 | u64::from(tag)];
+        for (word, value) in slot.words.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        slot.seq.store(even, Ordering::Release);
     }
 
-    /// The events there are, and how many were lost.
+    /// The events there are, oldest first, and how many were lost: overwritten, or given up to an
+    /// overtaking writer.
     pub(crate) fn read(&self) -> (Vec<TraceEvent>, u64) {
-        self.0.as_ref().map_or((Vec::new(), 0), Ring::read)
+        let head = self.head.load(Ordering::Acquire);
+        let first = head.saturating_sub(self.slots.len() as u64);
+        let mut events = Vec::with_capacity((head - first) as usize);
+        for number in first..head {
+            let slot = &self.slots[(number % self.slots.len() as u64) as usize];
+            if slot.seq.load(Ordering::Acquire) != number * 2 + 2 {
+                continue;
+            }
+            let words: [u64; WORDS] =
+                std::array::from_fn(|i| slot.words[i].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if slot.seq.load(Ordering::Relaxed) == number * 2 + 2
+                && let Some(event) = decode(words)
+            {
+                events.push(event);
+            }
+        }
+        let lost = head - events.len() as u64;
+        (events, lost)
+    }
+
+    /// Whether anything is recorded.
+    fn is_on(&self) -> bool {
+        !self.slots.is_empty()
     }
 
     /// Records what became of memory of the driver's.
     pub(crate) fn memory(&self, kind: EventKind, addr: u64, bytes: u64) {
-        if let Some(ring) = &self.0 {
-            ring.record(kind, 0, addr, bytes, 0, 0);
-        }
+        self.record(kind, 0, addr, bytes, 0, 0);
     }
 
     /// Records what steps mapped and unmapped, and what they took, moved and gave back in all.
@@ -82,40 +160,32 @@ impl Trace {
 
     /// Records a wait for a stream.
     pub(crate) fn wait(&self, kind: EventKind, stream: TimelineId, us: u64) {
-        if let Some(ring) = &self.0 {
-            ring.record(kind, 0, 0, us, stream.get(), 0);
-        }
+        self.record(kind, 0, 0, us, stream.get(), 0);
     }
 
     /// Records an allocation.
     pub(crate) fn alloc(&self, row: &Row, stream: TimelineId, tag: u32) {
-        if let Some(ring) = &self.0 {
-            let b = &row.buffer;
-            ring.record(EventKind::Alloc, id_of(row), b.addr(), b.len(), stream.get(), tag);
-        }
+        let b = &row.buffer;
+        self.record(EventKind::Alloc, id_of(row), b.addr(), b.len(), stream.get(), tag);
     }
 
     /// Records an allocation of `bytes` that failed.
     pub(crate) fn failed(&self, bytes: u64, stream: TimelineId, tag: u32) {
-        if let Some(ring) = &self.0 {
-            ring.record(EventKind::OutOfMemory, 0, 0, bytes, stream.get(), tag);
-        }
+        self.record(EventKind::OutOfMemory, 0, 0, bytes, stream.get(), tag);
     }
 
     /// Records a free.
     pub(crate) fn free(&self, row: &Row) {
-        if let Some(ring) = &self.0 {
-            let b = &row.buffer;
-            let home = b.home_timeline();
-            // The stream that used it last, where that is another one.
-            let mut stream = home;
-            b.for_each_use(|s| {
-                if stream == home && !s.has_passed() {
-                    stream = s.timeline_id();
-                }
-            });
-            ring.record(EventKind::Free, id_of(row), b.addr(), b.len(), stream.get(), b.tag());
-        }
+        let b = &row.buffer;
+        let home = b.home_timeline();
+        // The stream that used it last, where that is another one.
+        let mut stream = home;
+        b.for_each_use(|s| {
+            if stream == home && !s.has_passed() {
+                stream = s.timeline_id();
+            }
+        });
+        self.record(EventKind::Free, id_of(row), b.addr(), b.len(), stream.get(), b.tag());
     }
 }
 
@@ -176,101 +246,6 @@ pub struct TraceEvent {
     pub stream: u16,
     /// The release tag at that time.
     pub tag: u32,
-}
-
-const WORDS: usize = 5;
-
-struct Slot {
-    seq: AtomicU64,
-    words: [AtomicU64; WORDS],
-}
-
-/// The ring.
-pub(crate) struct Ring {
-    head: CachePadded<AtomicU64>,
-    slots: Box<[Slot]>,
-    begin: Instant,
-}
-
-/// The most events that a ring remembers.
-pub(crate) const MOST_EVENTS: usize = 1 << 24;
-
-impl Ring {
-    /// A ring of `n > 0` events.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for more than [`MOST_EVENTS`], `OutOfMemory` for host memory.
-    pub(crate) fn new(n: usize) -> Result<Self> {
-        if n > MOST_EVENTS {
-            let text = format!("{n} events of a trace: at most {MOST_EVENTS} are remembered");
-            return Err(Error::invalid(text));
-        }
-        let slot =
-            || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(n).map_err(|_| host::none(n * size_of::<Slot>()))?;
-        slots.resize_with(n, slot);
-        Ok(Self {
-            head: CachePadded::new(AtomicU64::new(0)),
-            slots: slots.into_boxed_slice(),
-            begin: Instant::now(),
-        })
-    }
-
-    /// Records an event; its time is now. Never waits.
-    pub(crate) fn record(
-        &self,
-        kind: EventKind,
-        id: u64,
-        addr: u64,
-        size: u64,
-        stream: u16,
-        tag: u32,
-    ) {
-        let t_us =
-            u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX) & (u64::MAX >> 8);
-        let number = self.head.fetch_add(1, Ordering::Relaxed);
-        let slot = &self.slots[(number % self.slots.len() as u64) as usize];
-        let (odd, even) = (number * 2 + 1, number * 2 + 2);
-        let seen = slot.seq.load(Ordering::Relaxed);
-        let free = seen & 1 == 0 && seen < odd;
-        if !free
-            || slot.seq.compare_exchange(seen, odd, Ordering::Acquire, Ordering::Relaxed).is_err()
-        {
-            return;
-        }
-        fence(Ordering::Release);
-        let words =
-            [t_us << 8 | kind as u64, id, addr, size, u64::from(stream) << 32 | u64::from(tag)];
-        for (word, value) in slot.words.iter().zip(words) {
-            word.store(value, Ordering::Relaxed);
-        }
-        slot.seq.store(even, Ordering::Release);
-    }
-
-    /// The events there are, oldest first, and how many were lost: overwritten, or given up to an
-    /// overtaking writer.
-    pub(crate) fn read(&self) -> (Vec<TraceEvent>, u64) {
-        let head = self.head.load(Ordering::Acquire);
-        let first = head.saturating_sub(self.slots.len() as u64);
-        let mut events = Vec::with_capacity((head - first) as usize);
-        for number in first..head {
-            let slot = &self.slots[(number % self.slots.len() as u64) as usize];
-            if slot.seq.load(Ordering::Acquire) != number * 2 + 2 {
-                continue;
-            }
-            let words: [u64; WORDS] =
-                std::array::from_fn(|i| slot.words[i].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            if slot.seq.load(Ordering::Relaxed) == number * 2 + 2
-                && let Some(event) = decode(words)
-            {
-                events.push(event);
-            }
-        }
-        let lost = head - events.len() as u64;
-        (events, lost)
-    }
 }
 
 fn decode(w: [u64; WORDS]) -> Option<TraceEvent> {
