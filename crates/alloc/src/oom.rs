@@ -134,38 +134,30 @@ impl Inner {
         report.places = places;
 
         report.notes = log.notes;
-        let notes = &mut report.notes;
+        let mut note = |what: fmt::Arguments<'_>| host::note(&mut report.notes, what);
         if let Some(scope) = Name::current() {
-            host::note(notes, format_args!("requested in scope {scope}"));
+            note(format_args!("requested in scope {scope}"));
         }
         let room = supply.budget.room();
         if log.refused || report.limit != u64::MAX && room < layout.size {
-            host::note(
-                notes,
-                format_args!("the budget allows no more: raise it, or free something"),
-            );
+            note(format_args!("the budget allows no more: raise it, or free something"));
         } else {
-            let cure = "the device has no more: free something, ask for less, or end other \
-                        programs that use it";
-            host::push(notes, cure.into());
+            note(format_args!(
+                "the device has no more: free something, ask for less, or end other programs that \
+                 use it"
+            ));
         }
         let executables = self.in_executables.get();
         if executables > 0 {
-            host::note(
-                notes,
-                format_args!("executables of graphs take {executables} bytes beside this memory"),
-            );
+            note(format_args!("executables of graphs take {executables} bytes beside this memory"));
         }
         if report.free_ready >= layout.size {
-            host::note(
-                notes,
-                format_args!("enough is free, but in pieces that live blocks hold apart"),
-            );
+            note(format_args!("enough is free, but in pieces that live blocks hold apart"));
         }
         if self.config.cross_stream == CrossStream::Never && report.free_not_ready >= layout.size {
-            let why =
-                "memory of other streams may not be waited for on the device (CrossStream::Never)";
-            host::push(notes, why.into());
+            note(format_args!(
+                "memory of other streams may not be waited for on the device (CrossStream::Never)"
+            ));
         }
         report.into()
     }
