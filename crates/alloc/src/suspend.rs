@@ -255,11 +255,12 @@ impl SuspendableBacking {
         given: &mut Vec<u64>,
         restore: &mut impl FnMut(u64, u64) -> Result<()>,
     ) -> Result<()> {
+        let parts = state.parts(PART);
         let State { pieces, mapped, .. } = state;
-        let mut part: Option<(u64, u64)> = None;
-        for (&at, own) in &*mapped {
-            let Some(piece) = pieces.get_mut(own) else { continue };
-            if piece.handle.is_none() {
+        for (from, bytes) in parts {
+            for (&at, own) in mapped.range(from..from + bytes) {
+                let lacking = pieces.get_mut(own).filter(|piece| piece.handle.is_none());
+                let Some(piece) = lacking else { continue };
                 let handle = self.0.backing.create(piece.bytes)?;
                 // SAFETY: the range was mapped by the allocator and was unmapped by the suspension;
                 // the piece is new.
@@ -271,34 +272,16 @@ impl SuspendableBacking {
                 piece.handle = Some(handle);
                 given.push(*own);
             }
-            part = match part {
-                Some((from, bytes)) if from + bytes == at && bytes < PART => {
-                    Some((from, bytes + piece.bytes))
-                }
-                full => {
-                    self.enable_part(full, restore)?;
-                    Some((at, piece.bytes))
-                }
-            };
+            // SAFETY: every piece of the part has memory by now and is mapped at its address.
+            unsafe { self.0.backing.enable(from, bytes) }?;
+            restore(from, bytes)?;
         }
-        self.enable_part(part, restore)?;
         // The allocator holds these for its next mapping.
         for (&own, piece) in pieces.iter_mut().filter(|(_, p)| p.handle.is_none()) {
             piece.handle = Some(self.0.backing.create(piece.bytes)?);
             given.push(own);
         }
         Ok(())
-    }
-
-    fn enable_part(
-        &self,
-        part: Option<(u64, u64)>,
-        restore: &mut impl FnMut(u64, u64) -> Result<()>,
-    ) -> Result<()> {
-        let Some((at, bytes)) = part else { return Ok(()) };
-        // SAFETY: every piece of the part has memory by now and is mapped at its address.
-        unsafe { self.0.backing.enable(at, bytes) }?;
-        restore(at, bytes)
     }
 }
 
