@@ -63,17 +63,6 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    const VACANT: Span = Span {
-        base: 0,
-        unit: 0,
-        room: (0, 0),
-        units: 0,
-        first: NIL,
-        native: 0,
-        paged: false,
-        live: false,
-    };
-
     /// The address of a unit.
     #[inline]
     pub(crate) fn addr(&self, unit: u32) -> u64 {
@@ -190,14 +179,10 @@ impl Heap {
             None => from.checked_add(want).filter(|&e| e < NIL).ok_or_else(full)?,
         };
         self.reach(if paged { unit + 1 } else { from + want })?;
-        let slot = match self.spans.iter().position(|s| !s.live) {
-            Some(i) => i,
-            None if self.spans.len() < usize::from(u16::MAX) => {
-                self.spans.push(Span::VACANT);
-                self.spans.len() - 1
-            }
-            None => return Err(full()),
-        };
+        let slot = self.spans.iter().position(|s| !s.live).unwrap_or(self.spans.len());
+        if slot >= usize::from(u16::MAX) {
+            return Err(full());
+        }
         self.unit_end = unit_end;
         if let Some(i) = gap {
             self.gaps[i].0 += want;
@@ -214,11 +199,14 @@ impl Heap {
             state: State::Used,
             ..Extent::VACANT
         };
-        let room = (from, want);
-        self.spans[slot] =
-            Span { base, unit, room, units: units as u32, first: id, native, paged, live: true };
+        let (units, room) = (units as u32, (from, want));
+        let span = Span { base, unit, room, units, first: id, native, paged, live: true };
+        match self.spans.get_mut(slot) {
+            Some(vacant) => *vacant = span,
+            None => self.spans.push(span),
+        }
         if paged {
-            self.extents[id].holes = units as u32 >> self.res.shift;
+            self.extents[id].holes = units >> self.res.shift;
         }
         self.free(id, READY, PackedTimepoint::NEVER);
         Ok(slot)
@@ -238,28 +226,19 @@ impl Heap {
         Ok(())
     }
 
-    /// Takes back a span that lies free and ready as one block. `None`: it does not.
-    pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
-        if !self.extents.timepoint(self.spans[slot].first).has_passed() {
-            return None;
-        }
-        if !self.is_whole(slot) {
-            return None;
-        }
+    /// Takes back a span that lies free and ready as one block. `false`: it does not.
+    pub(crate) fn remove_span(&mut self, slot: usize) -> bool {
         let span = self.spans[slot];
-        self.unlink_free(span.first);
-        self.extents.put(span.first);
-        self.spans[slot].live = false;
-        self.gaps.push(span.room);
-        Some(span)
-    }
-
-    /// Whether a span lies free as one block.
-    #[inline]
-    fn is_whole(&self, slot: usize) -> bool {
-        let span = &self.spans[slot];
         let first = &self.extents[span.first];
-        first.units == span.units && first.state == State::Free && span.live
+        let whole = first.units == span.units && first.state == State::Free;
+        let fine = span.live && whole && self.extents.timepoint(span.first).has_passed();
+        if fine {
+            self.unlink_free(span.first);
+            self.extents.put(span.first);
+            self.spans[slot].live = false;
+            self.gaps.push(span.room);
+        }
+        fine
     }
 
     /// The address of an extent, and the native object of its span, else 0.

@@ -34,7 +34,7 @@ pub(crate) fn trim(core: &Lock<Core>, supply: &Supply, table: &Table, keep: u64)
         for slot in 0..heap.spans.len() {
             let span = heap.spans[slot];
             let bytes = u64::from(span.units) << UNIT_SHIFT;
-            if span.live && !span.paged && bytes <= surplus && heap.remove_span(slot).is_some() {
+            if !span.paged && bytes <= surplus && heap.remove_span(slot) {
                 surplus -= bytes;
                 segments.push(Chunk { addr: span.base, bytes, native: span.native });
             }
