@@ -86,7 +86,7 @@ impl Slabs {
     }
 
     /// A slot of `class` for `timeline`, from the runs there are.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, class: usize, timeline: TimelineId) -> Option<Block> {
         let mut at = self.heads[class];
         let mut left = PROBE;

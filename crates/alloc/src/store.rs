@@ -127,9 +127,9 @@ impl Store {
 
     #[inline(always)]
     pub(crate) fn block(&self, extent: u32) -> Block {
-        let n = &self.heap.extents[extent];
-        let timepoint = if n.list == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
         let (addr, native) = self.heap.place(extent);
+        let list = self.heap.extents[extent].list;
+        let timepoint = if list == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
         Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, timepoint }
     }
 
