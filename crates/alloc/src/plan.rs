@@ -115,7 +115,6 @@ impl Heap {
         means: Means,
         budget: &Budget,
     ) -> Result<Planned> {
-        self.tick += 1;
         let align = if means.aligned { self.align_of(units, align) } else { align };
         let Some(mut target) = self.target(units, align, list) else {
             return Ok(Planned::Nothing);
@@ -350,7 +349,6 @@ impl Heap {
         (reclaim, new_piece): (bool, u32),
         budget: &Budget,
     ) -> Result<Option<Plan>> {
-        self.tick += 1;
         let cached: u32 =
             self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
         let mut reclaimable =

@@ -94,14 +94,8 @@ impl Heap {
         over && free.all(|n| self.extents.timepoint(n.0).has_passed())
     }
 
-    /// Gives an extent back that a timeline without a list may still be using. Takes no host
-    /// memory.
-    pub(crate) fn free_later(&mut self, id: u32, timepoint: PackedTimepoint) {
-        self.tick += 1;
-        self.wait(id, timepoint);
-    }
-
-    fn wait(&mut self, id: u32, timepoint: PackedTimepoint) {
+    /// Keeps an extent that a timeline without a list may still be using. Takes no host memory.
+    pub(super) fn wait(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.extents[id].state = State::Waiting;
         self.extents.cold[id as usize] = Cold { timepoint, age_prev: NIL, age_next: self.waiting };
         self.waiting = id;
@@ -109,7 +103,6 @@ impl Heap {
 
     /// Takes an extent that several timelines may still be using out of circulation.
     pub(crate) fn defer(&mut self, id: u32) {
-        self.tick += 1;
         self.extents[id].state = State::Waiting;
         self.deferred += u64::from(self.extents[id].units);
     }
@@ -117,18 +110,12 @@ impl Heap {
     /// Gives a deferred extent back, which one timeline at most may still be using.
     pub(crate) fn free_deferred(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.deferred -= u64::from(self.extents[id].units);
-        self.coalesce_or_wait(id, timepoint);
+        self.free_or_wait(id, timepoint);
     }
 
-    fn coalesce_or_wait(&mut self, id: u32, timepoint: PackedTimepoint) {
-        if timepoint.has_passed() {
-            return self.coalesce(id, READY, PackedTimepoint::NEVER, true);
-        }
-        match self.list_of(timepoint) {
-            Some(list) => {
-                self.res.note_use(&self.extents[id], timepoint);
-                self.coalesce(id, list, timepoint, true);
-            }
+    fn free_or_wait(&mut self, id: u32, timepoint: PackedTimepoint) {
+        match self.list_after(timepoint) {
+            Some(list) => self.free_again(id, list, timepoint),
             None => self.wait(id, timepoint),
         }
     }
@@ -138,7 +125,7 @@ impl Heap {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
             let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
-            self.coalesce_or_wait(at, timepoint);
+            self.free_or_wait(at, timepoint);
             at = age_next;
         }
     }

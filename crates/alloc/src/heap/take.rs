@@ -229,13 +229,10 @@ impl Heap {
     /// host memory.
     #[inline(always)]
     pub(crate) fn release(&mut self, extent: u32, timepoint: PackedTimepoint) {
-        if timepoint.is_never() || timepoint.has_passed() {
-            self.free_ready(extent);
-        } else {
-            match self.list_of(timepoint) {
-                Some(list) => self.free(extent, list, timepoint),
-                None => self.free_later(extent, timepoint),
-            }
+        match self.list_after(timepoint) {
+            Some(READY) => self.free_ready(extent),
+            Some(list) => self.free(extent, list, timepoint),
+            None => self.wait(extent, timepoint),
         }
     }
 }
