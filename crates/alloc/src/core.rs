@@ -48,8 +48,6 @@ pub(crate) struct Core {
     pub(crate) imported: u64,
     pub(crate) imported_bytes: u64,
     pub(crate) allocations: u64,
-    /// Remappings of granules so far.
-    pub(crate) remaps: u64,
 }
 
 impl Core {
@@ -66,7 +64,6 @@ impl Core {
             imported: 0,
             imported_bytes: 0,
             allocations: 0,
-            remaps: 0,
         }
     }
 

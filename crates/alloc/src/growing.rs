@@ -432,7 +432,6 @@ impl Inner {
                     log.refused = true;
                     return Ok(false);
                 };
-                core.remaps += u64::from(plan.reclaims());
                 plan
             };
             let result = supply.run(&mut plan);

@@ -33,11 +33,6 @@ const NEAR_WAIT: Duration = Duration::from_millis(1);
 const MOST_SEGMENT: u64 = 256 << 20;
 
 impl Inner {
-    /// Allocations and frees so far, whoever served them.
-    fn operations(&self, core: &Core) -> u64 {
-        2 * (core.allocations + self.caches.stats().2)
-    }
-
     /// How memory is taken from the driver now.
     pub(crate) fn growth(&self) -> Growth {
         self.config.policy.growth(self.supply.budget.limit() != u64::MAX)
@@ -53,10 +48,10 @@ impl Inner {
             Moves::Always => true,
             Moves::Credit => {
                 let granules = self.supply.budget.committed() / self.supply.caps.granule;
-                core.remaps
-                    < CREDIT
-                        + granules / GRANULES_PER_REMAP
-                        + self.operations(core) / OPERATIONS_PER_REMAP
+                // Allocations and frees so far, whoever served them.
+                let operations = 2 * (core.allocations + self.caches.stats().2);
+                self.supply.remaps.get()
+                    < CREDIT + granules / GRANULES_PER_REMAP + operations / OPERATIONS_PER_REMAP
             }
         }
     }
@@ -94,13 +89,7 @@ impl Inner {
                 let means = Means { reclaim, alias, near, aligned: !forced, piece, least };
                 let list = core.store.heap.list_for(on.timeline);
                 let units = core.store.units(need);
-                let planned =
-                    core.store.heap.plan(units, need.align, list, means, &self.supply.budget)?;
-                match &planned {
-                    Planned::Plan(plan) if plan.reclaims() => core.remaps += 1,
-                    _ => {}
-                }
-                planned
+                core.store.heap.plan(units, need.align, list, means, &self.supply.budget)?
             };
             let mut plan = match planned {
                 Planned::Plan(plan) => plan,
