@@ -30,10 +30,21 @@ use crate::trace::EventKind;
 use crate::trim::{give_back_idle, trim_idle};
 use leasehold_core::thread_number::thread_number;
 use leasehold_core::{PackedTimepoint, Result, Timeline};
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
+
+/// Ends the attempts with a block or an error.
+fn or_go_on(found: Found) -> ControlFlow<Found> {
+    if matches!(found, Ok(None)) { ControlFlow::Continue(()) } else { ControlFlow::Break(found) }
+}
+
+/// The end of attempts.
+fn found(end: ControlFlow<Found>) -> Found {
+    end.break_value().unwrap_or(Ok(None))
+}
 
 impl Inner {
     /// The slow path of an allocation.
@@ -43,7 +54,7 @@ impl Inner {
         crate::destroy::sweep();
         let mut log = AttemptLog::default();
         let supply = &self.supply;
-        let found = supply.check_lost().and_then(|()| {
+        let block = supply.check_lost().and_then(|()| {
             if layout.size > supply.budget.limit() {
                 return Err(supply.over_budget(layout.size));
             }
@@ -51,56 +62,46 @@ impl Inner {
                 // Such a driver gives no more than it has.
                 return Ok(None);
             }
-            self.attempts(need, layout, on, &mut log)
+            found(self.attempts(need, layout, on, &mut log))
         });
-        found
+        block
             .and_then(|block| block.ok_or_else(|| self.report(layout, log)))
             .inspect_err(|e| supply.note_failure(e))
     }
 
-    /// The attempts, in order.
-    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, log: &mut AttemptLog) -> Found {
+    /// The attempts, in order, up to one that finds a block or fails.
+    fn attempts(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+        log: &mut AttemptLog,
+    ) -> ControlFlow<Found> {
         // 1, 2
-        if let Some(block) = self.take_known(need, on)? {
-            return Ok(Some(block));
-        }
+        or_go_on(self.take_known(need, on))?;
         // Nobody but this call makes external timelines progress.
         if Timeline::any_external() {
             ask_external(&self.core, &self.table);
-            if let Some(block) = self.take_known(need, on)? {
-                return Ok(Some(block));
-            }
+            or_go_on(self.take_known(need, on))?;
         }
         // 3
-        if self.config.cross_stream == CrossStream::InsertWait
-            && let Some(block) = self.insert_wait(need, on, log)?
-        {
-            return Ok(Some(block));
+        if self.config.cross_stream == CrossStream::InsertWait {
+            or_go_on(self.insert_wait(need, on, log))?;
         }
         // 4
-        if let Some(block) = self.grow(need, on, false, log)? {
-            return Ok(Some(block));
-        }
-        if give_back_idle(&self.core, &self.supply, layout.size) > 0
-            && let Some(block) = self.grow(need, on, false, log)?
-        {
-            return Ok(Some(block));
+        or_go_on(self.grow(need, on, false, log))?;
+        if give_back_idle(&self.core, &self.supply, layout.size) > 0 {
+            or_go_on(self.grow(need, on, false, log))?;
         }
         // 5
-        if self.config.cross_stream == CrossStream::IfReady
-            && let Some(block) = self.insert_wait(need, on, log)?
-        {
-            return Ok(Some(block));
+        if self.config.cross_stream == CrossStream::IfReady {
+            or_go_on(self.insert_wait(need, on, log))?;
         }
         // 6, 7
         self.flush();
-        if let Some(block) = self.attempt_forced(need, layout, on, log)? {
-            return Ok(Some(block));
-        }
+        self.attempt_forced(need, layout, on, log)?;
         // 8
-        if let Some(block) = self.reclaim(need, layout, on, log)? {
-            return Ok(Some(block));
-        }
+        or_go_on(self.reclaim(need, layout, on, log))?;
         // 9
         let (mut waits, deadline) = (0, Instant::now().checked_add(on.source.timeout()));
         while waits < MOST_WAITS
@@ -110,14 +111,12 @@ impl Inner {
             waits += 1;
             self.sweep_retired();
             give_back_idle(&self.core, &self.supply, layout.size);
-            if let Some(block) = self.attempt_forced(need, layout, on, log)? {
-                return Ok(Some(block));
-            }
+            self.attempt_forced(need, layout, on, log)?;
         }
         if waits > 0 {
             log.note(format_args!("waited {waits} times for streams to be done with free memory"));
         }
-        Ok(None)
+        ControlFlow::Continue(())
     }
 
     /// Memory that is free for this stream by now, once this thread's cache is empty and all that
@@ -148,26 +147,16 @@ impl Inner {
         layout: Layout,
         on: On<'_>,
         log: &mut AttemptLog,
-    ) -> Found {
-        if let Some(block) = self.take_coalesced(need, on)? {
-            return Ok(Some(block));
-        }
-        if let Some(block) = self.grow(need, on, true, log)? {
-            return Ok(Some(block));
-        }
+    ) -> ControlFlow<Found> {
+        or_go_on(self.take_coalesced(need, on))?;
+        or_go_on(self.grow(need, on, true, log))?;
         // The lowest place that fits may lack memory that is not to be had, while a higher one has
         // it.
         let exact = Need::exact(layout.size, layout.align).filter(|&e| e != need);
         for need in [Some(need), exact].into_iter().flatten() {
-            let block = self.core.lock().store.take_resident(need, on.timeline)?;
-            if block.is_some() {
-                return Ok(block);
-            }
+            or_go_on(self.core.lock().store.take_resident(need, on.timeline))?;
         }
-        match exact {
-            Some(exact) => self.grow(exact, on, true, log),
-            None => Ok(None),
-        }
+        or_go_on(exact.map_or(Ok(None), |exact| self.grow(exact, on, true, log)))
     }
 
     /// Takes memory that another stream may still be using and lets this one wait for it on the
@@ -198,7 +187,7 @@ impl Inner {
                 log.note(format_args!("a reclaimer panicked and is not called again"));
             }
             self.checks.sweep(&self.core, &self.supply, SweepScope::All);
-            self.attempt_forced(need, layout, on, log)
+            found(self.attempt_forced(need, layout, on, log))
         })
     }
 
