@@ -178,7 +178,9 @@ impl Allocator {
             // All shards together hold back a small part of the memory at most, and give it up
             // before any is taken from the driver.
             let most = caps.physical.min(limit) / 64 / (threads as u64 * 2).clamp(4, 64);
-            ThreadCaches::of_memory(threads, most).within_budget(limit != u64::MAX)
+            let (small, large, depot) =
+                (most.clamp(1 << 20, 16 << 20), most.min(32 << 20), most.min(64 << 20));
+            ThreadCaches::new(threads, small, large, depot).within_budget(limit != u64::MAX)
         } else {
             ThreadCaches::none()
         };

@@ -144,13 +144,6 @@ impl ThreadCaches {
         Self { shards, mask, none: false, small, large, largest, budgeted: false, depot }
     }
 
-    /// Shards that keep at most `most` bytes each of blocks of a kind, but some small blocks in any
-    /// case.
-    pub(crate) fn of_memory(threads: usize, most: u64) -> Self {
-        let small = (16 << 20).min(most.max(1 << 20));
-        Self::new(threads, small, most.min(32 << 20), most.min(64 << 20))
-    }
-
     /// The same for an allocator that has a budget, if `budgeted`.
     pub(crate) fn within_budget(self, budgeted: bool) -> Self {
         Self { budgeted, ..self }
@@ -158,9 +151,8 @@ impl ThreadCaches {
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let shards = (0..1).map(|_| Shard::new(0, LOCKED)).collect();
-        let depot = Depot::new(0, 0);
-        Self { shards, mask: 0, none: true, small: 0, large: 0, largest: 0, budgeted: false, depot }
+        let closed = Box::new([Shard::new(0, LOCKED)]);
+        Self { shards: closed, mask: 0, none: true, ..Self::new(1, 0, 0, 0) }
     }
 
     /// Whether there are no shards.
@@ -545,12 +537,18 @@ impl Shard {
 
     /// Enters, and waits for a thread that is inside.
     fn await_turn(&self) -> Inside<'_> {
-        let mut spins = 0u32;
+        let mut spins = 0;
         loop {
             if let Some(inside) = self.enter() {
                 return inside;
             }
-            spins = pause(spins);
+            // Who is inside leaves within nanoseconds, unless the scheduler took it off.
+            if spins < 64 {
+                spin_loop();
+                spins += 1;
+            } else {
+                leasehold_core::sync::thread::yield_now();
+            }
         }
     }
 
@@ -578,17 +576,6 @@ impl Shard {
         let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
         none(&self.small) && none(&self.large) && self.unreported.load(Ordering::Relaxed) == 0
     }
-}
-
-/// Spins a little, then lets others run: who is inside leaves within nanoseconds unless the
-/// scheduler took it off.
-fn pause(spins: u32) -> u32 {
-    if spins < 64 {
-        spin_loop();
-    } else {
-        leasehold_core::sync::thread::yield_now();
-    }
-    spins.saturating_add(1)
 }
 
 #[cfg(all(test, not(loom)))]
