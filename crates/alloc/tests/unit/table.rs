@@ -21,12 +21,10 @@ fn rows_of_a_page_stay_together() {
     let list = |row: u32| table.get(row).expect("a row").list.load(Ordering::Relaxed);
     assert!((0..used).all(|row| list(row) == list(row / PAGE * PAGE)));
     assert!((1..used / PAGE).any(|page| list(page * PAGE) != list(0)), "there are several lists");
-    for (name, &head) in vacant.heads.iter().enumerate() {
-        let mut at = head;
+    for (name, rows) in vacant.lists.iter_mut().enumerate() {
         // SAFETY: rows of the table.
-        while let Some(row) = unsafe { at.as_ref() } {
+        while let Some(row) = unsafe { rows.pop() } {
             assert_eq!(usize::from(list(row.header.index())), name);
-            at = link(row);
         }
     }
     assert_eq!(vacant.live as usize, held.len());
