@@ -185,7 +185,7 @@ impl Allocator {
             ThreadCaches::none()
         };
         // Without thread caches no block is of a class of theirs.
-        let flags = config.host_kind.bits()
+        let flags = config.host_kind as u32
             | if caches.is_none() { CLASSLESS } else { 0 }
             | if checks.is_on() { CHECKED } else { 0 };
         let budget = Budget::within(config.shared_budget.clone(), limit);

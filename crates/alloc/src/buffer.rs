@@ -49,21 +49,12 @@ pub enum HostKind {
     Pageable,
 }
 
-impl HostKind {
-    /// The bits of the kind in a word of flags.
-    pub(crate) fn bits(self) -> u32 {
-        match self {
-            HostKind::None => 0,
-            HostKind::Pinned => 1,
-            HostKind::Pageable => 2,
-        }
-    }
-}
-
 /// The address of symbolic buffers has this bit set.
 pub const SYMBOLIC: u64 = 1 << 63;
 
 pub(crate) const KIND_MASK: u32 = 3;
+const PINNED: u32 = HostKind::Pinned as u32;
+const PAGEABLE: u32 = HostKind::Pageable as u32;
 pub(crate) const IMPORTED: u32 = 1 << 4;
 pub(crate) const ARENA: u32 = 1 << 5;
 pub(crate) const EMPTY: u32 = 1 << 6;
@@ -166,8 +157,8 @@ impl Buffer {
     #[inline]
     pub fn host_kind(&self) -> HostKind {
         match self.flags() & KIND_MASK {
-            1 => HostKind::Pinned,
-            2 => HostKind::Pageable,
+            PINNED => HostKind::Pinned,
+            PAGEABLE => HostKind::Pageable,
             _ => HostKind::None,
         }
     }
@@ -408,11 +399,6 @@ impl Buffer {
         }
     }
 
-    /// Takes the sign off that other timelines used it. Only the owner, while nobody holds the row.
-    pub(crate) fn set_private(&self) {
-        self.flags.store(self.flags() & !FOREIGN, Ordering::Relaxed);
-    }
-
     /// A write by the home timeline is later than every foreign use that its timeline knows.
     #[cold]
     fn displace(&self, p: Timepoint) {
@@ -554,13 +540,6 @@ impl Buffer {
         }
     }
 
-    /// The same block again, with another length. It has no tag. Only the owner, while nobody holds
-    /// the row.
-    #[inline]
-    pub(crate) fn reuse(&self, len: u64) {
-        self.len.store(len, Ordering::Relaxed);
-    }
-
     /// The shared beginning of a growing block from now on.
     pub(crate) fn set_shared(&self, bytes: u64) {
         self.shared.store((bytes >> UNIT_SHIFT) as u32, Ordering::Release);
@@ -575,9 +554,10 @@ impl Buffer {
         }
     }
 
-    /// The length of a growing block from now on.
+    /// The length from now on: of a growing block, or of one that nobody holds.
+    #[inline]
     pub(crate) fn set_len(&self, len: u64) {
-        self.len.store(len, Ordering::Release);
+        self.len.store(len, Ordering::Relaxed);
     }
 
     /// Empties the record. Only the owner, while nobody holds the row.

@@ -130,7 +130,7 @@ impl Depot {
             return false;
         }
         let under = std::mem::replace(&mut lists.tops[class], first);
-        first.buffer.reuse((under.expose_provenance() | usize::from(rows)) as u64);
+        first.buffer.set_len((under.expose_provenance() | usize::from(rows)) as u64);
         bin.kept.store(kept + add, Ordering::Relaxed);
         true
     }

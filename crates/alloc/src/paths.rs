@@ -94,7 +94,7 @@ impl Inner {
             self.caches.take(thread_number_there(), class, on.timeline.id(), layout.size)
         } {
             Some(row) => {
-                row.buffer.reuse(layout.size);
+                row.buffer.set_len(layout.size);
                 Ok(row.first_lease())
             }
             None => self.alloc_small(layout.size, on),
@@ -117,7 +117,7 @@ impl Inner {
         let (evicted, more) =
             match unsafe { self.caches.refill(thread_number(), class, on.timeline.id(), size) } {
                 Refill::Row(row, evicted) => {
-                    row.buffer.reuse(size);
+                    row.buffer.set_len(size);
                     let lease = row.first_lease();
                     self.return_evicted_held(evicted);
                     return Ok(lease);
@@ -158,7 +158,7 @@ impl Inner {
                     if self.live.may_be_peak(ahead) {
                         self.note_peak();
                     }
-                    row.buffer.reuse(size);
+                    row.buffer.set_len(size);
                     return Ok(row.first_lease());
                 }
                 Err(first) => evicted = first,
@@ -223,7 +223,7 @@ impl Inner {
             if !buffer.is_private() {
                 return self.free_shared_slow(row);
             }
-            buffer.set_private();
+            buffer.set_flag(FOREIGN, false);
         }
         let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {

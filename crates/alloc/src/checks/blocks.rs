@@ -62,7 +62,7 @@ impl DebugChecks {
             let usable = core.store.bytes(placement);
             below.add_live(-(debug.red_zone as i64));
             drop(core);
-            row.buffer.reuse(layout.size);
+            row.buffer.set_len(layout.size);
             (lease, Side { source: Source::Store(placement), usable })
         };
         self.sides.lock().insert(lease.header().index(), side);
