@@ -56,7 +56,7 @@ impl Inner {
         let supply = &self.supply;
         let block = supply.check_lost().and_then(|()| {
             if layout.size > supply.budget.limit() {
-                return Err(supply.over_budget(layout.size));
+                return Err(supply.budget.refusal(layout.size));
             }
             if supply.caps.vmm && layout.size > supply.caps.physical {
                 // Such a driver gives no more than it has.

@@ -386,7 +386,7 @@ impl Inner {
         trim_idle(&self.core, &self.supply);
         unmap_old(&self.core, &self.supply);
         if missing > self.supply.budget.limit() {
-            return Err(self.supply.over_budget(missing));
+            return Err(self.supply.budget.refusal(missing));
         }
         let mut log = AttemptLog::default();
         if self.map_to(at, want, false, &mut log)? {

@@ -114,7 +114,7 @@ impl Inner {
                     continue;
                 }
                 Planned::Nothing => {
-                    log.refused |= self.supply.is_used_up();
+                    log.refused |= self.supply.budget.room() < self.supply.caps.granule;
                     return Ok(None);
                 }
             };

@@ -80,23 +80,13 @@ impl Supply {
         }
     }
 
-    /// A request that the budget does not allow.
-    pub(crate) fn over_budget(&self, requested: u64) -> Error {
-        self.budget.refusal(requested)
-    }
-
-    /// Whether the budget has no room for a granule.
-    pub(crate) fn is_used_up(&self) -> bool {
-        self.budget.room() < self.caps.granule
-    }
-
     /// Takes a range of memory from the driver by `make`, within the budget.
     ///
     /// # Errors
     /// `OverBudget`; those of `make`.
     pub(crate) fn take(&self, bytes: u64, make: impl FnOnce() -> Result<Chunk>) -> Result<Chunk> {
         if !self.budget.take(bytes) {
-            return Err(self.over_budget(bytes));
+            return Err(self.budget.refusal(bytes));
         }
         let chunk = make().inspect_err(|_| self.budget.undo(bytes))?;
         self.budget.keep(chunk.bytes);

@@ -91,7 +91,7 @@ impl DebugChecks {
         let (core, supply) = (&below.core, &below.supply);
         if whole.size > supply.budget.limit() {
             supply.failed.add(1);
-            return Err(supply.over_budget(whole.size));
+            return Err(supply.budget.refusal(whole.size));
         }
         let mut log = AttemptLog::default();
         let mut attempt = || match self.take_direct(supply, whole) {
@@ -151,7 +151,7 @@ impl DebugChecks {
                     // SAFETY: it came from `exact` with this alignment just now, and was lent to
                     // nobody.
                     unsafe { backing.exact_free(chunk, align) }?;
-                    return Err(supply.over_budget(chunk.bytes));
+                    return Err(supply.budget.refusal(chunk.bytes));
                 }
                 Ok(chunk)
             })?;
@@ -163,7 +163,7 @@ impl DebugChecks {
             ));
         }
         let bytes = whole.size.checked_next_multiple_of(granule).filter(|_| whole.size < 1 << 60);
-        let bytes = bytes.ok_or_else(|| supply.over_budget(whole.size))?;
+        let bytes = bytes.ok_or_else(|| supply.budget.refusal(whole.size))?;
         let span = bytes + granule;
         let chunk = supply.take(bytes, || {
             let base = backing.reserve(span)?;
