@@ -617,13 +617,6 @@ impl Heap {
         (list != NO_LIST).then_some(list)
     }
 
-    /// The list that memory goes to whose last use is over at a timepoint, if there is one.
-    #[inline(always)]
-    fn list_after(&self, timepoint: PackedTimepoint) -> Option<u8> {
-        let over = timepoint.is_never() || timepoint.has_passed();
-        if over { Some(READY) } else { self.list_of(timepoint) }
-    }
-
     /// Whether one timeline at most uses the heap.
     #[inline]
     pub(crate) fn single(&self) -> bool {

@@ -110,14 +110,7 @@ impl Heap {
     /// Gives a deferred extent back, which one timeline at most may still be using.
     pub(crate) fn free_deferred(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.deferred -= u64::from(self.extents[id].units);
-        self.free_or_wait(id, timepoint);
-    }
-
-    fn free_or_wait(&mut self, id: u32, timepoint: PackedTimepoint) {
-        match self.list_after(timepoint) {
-            Some(list) => self.free_again(id, list, timepoint),
-            None => self.wait(id, timepoint),
-        }
+        self.release(id, timepoint);
     }
 
     /// Looks at the blocks of timelines without a list.
@@ -125,7 +118,7 @@ impl Heap {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
             let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
-            self.free_or_wait(at, timepoint);
+            self.release(at, timepoint);
             at = age_next;
         }
     }

@@ -229,10 +229,13 @@ impl Heap {
     /// host memory.
     #[inline(always)]
     pub(crate) fn release(&mut self, extent: u32, timepoint: PackedTimepoint) {
-        match self.list_after(timepoint) {
-            Some(READY) => self.free_ready(extent),
-            Some(list) => self.free(extent, list, timepoint),
-            None => self.wait(extent, timepoint),
+        if timepoint.is_never() || timepoint.has_passed() {
+            self.free_ready(extent);
+        } else {
+            match self.list_of(timepoint) {
+                Some(list) => self.free(extent, list, timepoint),
+                None => self.wait(extent, timepoint),
+            }
         }
     }
 }
