@@ -24,14 +24,7 @@ impl Live {
     pub(crate) fn add(&self, by: i64) -> bool {
         let live = self.bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.bytes.store(live, Ordering::Relaxed);
-        let live = live.wrapping_add_signed(self.reported.load(Ordering::Relaxed));
-        by > 0 && self.exceeds_peak(live)
-    }
-
-    /// As [`add`](Self::add), for a block that is freed.
-    #[inline]
-    pub(crate) fn end(&self, bytes: u64) {
-        self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
+        by > 0 && self.may_be_peak(0)
     }
 
     /// As [`add`](Self::add), without the lock.
@@ -46,14 +39,9 @@ impl Live {
     pub(crate) fn may_be_peak(&self, ahead: i64) -> bool {
         let reported = self.reported.load(Ordering::Relaxed);
         let live = self.bytes.load(Ordering::Relaxed).wrapping_add_signed(reported);
-        self.exceeds_peak(live.wrapping_add_signed(ahead))
-    }
-
-    /// Whether so many live bytes would be a new peak.
-    #[inline]
-    fn exceeds_peak(&self, live: u64) -> bool {
         // (Below zero, it is none.)
-        live.cast_signed() > self.peak.load(Ordering::Relaxed).cast_signed()
+        live.wrapping_add_signed(ahead).cast_signed()
+            > self.peak.load(Ordering::Relaxed).cast_signed()
     }
 
     /// The sum of all counts. Exact when nobody is inside; otherwise a sum of what was not read at

@@ -244,7 +244,7 @@ impl Inner {
         }
         let mut core = self.lock_core();
         core.store.free(row.placement(), buffer.own_timepoint());
-        self.live.end(len);
+        self.add_live(-(len as i64));
         core.vacant.live -= 1;
         if fine {
             core.vacant.link(row);
