@@ -120,8 +120,7 @@ impl Heap {
             return Ok(Planned::Nothing);
         };
         let missing = self.res.missing(target.start, target.start + units);
-        let cached: u32 =
-            self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
+        let cached = self.res.cached_granules();
         let mut reclaimable = if means.reclaim && missing > cached {
             self.reclaimable(target.from, target.to)?
         } else {
@@ -349,8 +348,7 @@ impl Heap {
         (reclaim, new_piece): (bool, u32),
         budget: &Budget,
     ) -> Result<Option<Plan>> {
-        let cached: u32 =
-            self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
+        let cached = self.res.cached_granules();
         let mut reclaimable =
             if reclaim && granules > cached { self.reclaimable(0, 0)? } else { Vec::new() };
         reclaimable.retain(|l| l.timepoint.is_never());
@@ -557,7 +555,7 @@ impl Heap {
 
     /// Takes `surplus` bytes of pieces out of the cache and from under ready free memory, as far as
     /// there are any: a plan without a target. The caller unmaps and destroys them, and then calls
-    /// [`finish_trim`](Self::finish_trim).
+    /// [`end_steps`](Self::end_steps).
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Step>> {
         let shift = self.res.shift;
         let mut reclaimable = if surplus > 0 { self.reclaimable(0, 0)? } else { Vec::new() };
@@ -592,14 +590,6 @@ impl Heap {
         Step { emptied: NIL, piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
-    /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the
-    /// bytes given back.
-    pub(crate) fn finish_trim(&mut self, steps: &[Step], budget: &Budget) -> u64 {
-        let freed = self.end_steps(steps);
-        budget.give_back(freed);
-        freed
-    }
-
     /// Brings the range of an old mapping back that is `gone`.
     pub(crate) fn end_old_mapping(&mut self, mapping: OldMapping, gone: bool) {
         self.old_mappings.end(mapping, gone);
@@ -611,7 +601,7 @@ impl Heap {
 
     /// Writes down how steps ended, and frees the extents that they emptied. Returns the bytes that
     /// the allocator does not have.
-    fn end_steps(&mut self, steps: &[Step]) -> u64 {
+    pub(crate) fn end_steps(&mut self, steps: &[Step]) -> u64 {
         let bytes = steps.iter().map(|s| self.end_step(s)).sum();
         for s in steps.iter().filter(|s| s.emptied != NIL) {
             match s.source {

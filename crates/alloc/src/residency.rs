@@ -92,6 +92,7 @@ pub(crate) struct Piece {
 }
 
 /// The tables.
+#[derive(Default)]
 pub(crate) struct Residency {
     /// log2 of a granule in units.
     pub(crate) shift: u32,
@@ -106,15 +107,7 @@ pub(crate) struct Residency {
 
 impl Residency {
     pub(crate) fn new(shift: u32) -> Self {
-        Self {
-            shift,
-            granules: Vec::new(),
-            pieces: Vec::new(),
-            vacant: Vec::new(),
-            cached: Vec::new(),
-            quarantined: 0,
-            shared: 0,
-        }
+        Self { shift, ..Self::default() }
     }
 
     /// Bytes of a number of granules.
@@ -123,9 +116,14 @@ impl Residency {
         u64::from(granules) << (self.shift + crate::layout::UNIT_SHIFT)
     }
 
-    /// Bytes of pieces in hand that are mapped nowhere.
+    /// Granules of pieces in hand that are mapped nowhere.
+    pub(crate) fn cached_granules(&self) -> u32 {
+        self.cached.iter().map(|&p| self.pieces[p as usize].granules).sum()
+    }
+
+    /// Bytes of these.
     pub(crate) fn cached_bytes(&self) -> u64 {
-        self.cached.iter().map(|&p| self.bytes(self.pieces[p as usize].granules)).sum()
+        self.bytes(self.cached_granules())
     }
 
     /// Remembers who used an extent's memory last.

@@ -53,7 +53,11 @@ pub(crate) fn trim(core: &Lock<Core>, supply: &Supply, table: &Table, keep: u64)
 
 fn destroy(core: &Lock<Core>, supply: &Supply, mut steps: Vec<Step>) -> u64 {
     supply.destroy(&mut steps);
-    core.lock().store.heap.finish_trim(&steps, &supply.budget)
+    // A piece that was not destroyed is leaked and stays counted.
+    let heap = &mut core.lock().store.heap;
+    let freed = heap.end_steps(&steps);
+    supply.budget.give_back(freed);
+    freed
 }
 
 /// Unmaps old mappings whose uses are over. If the driver refuses, a later call tries again, and
