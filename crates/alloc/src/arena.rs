@@ -230,7 +230,7 @@ impl GraphArena {
     /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes. Buffers whose
     ///   lifetimes do not meet share memory.
     pub unsafe fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
-        let (intervals, symbols, alive) = {
+        let (symbols, intervals, alive) = {
             let plan = self.0.plan.lock();
             plan.expect_open()?;
             self.intervals(&plan, lifetimes)?
@@ -241,14 +241,11 @@ impl GraphArena {
         let mut plan = self.0.plan.lock();
         plan.expect_open()?;
         let (base, native) = region.as_ref().map_or((0, 0), |r| (r.block.addr(), r.block.native()));
-        let mut ranges: Vec<_> = symbols
-            .iter()
-            .zip(&intervals)
-            .zip(&offsets)
-            .map(|((&symbol, i), &offset)| {
-                (symbol, i.size, if i.size == 0 { 0 } else { base + offset })
-            })
-            .collect();
+        let place = |(i, symbol): (usize, u64)| {
+            let size = intervals[i].size;
+            (symbol, size, if size == 0 { 0 } else { base + offsets[i] })
+        };
+        let mut ranges: Vec<_> = symbols.into_iter().enumerate().map(place).collect();
         ranges.sort_unstable();
         let bindings = Bindings { ranges, native, bytes };
         if let Some(region) = &region {
@@ -259,11 +256,8 @@ impl GraphArena {
             }
         }
         for lease in alive {
-            if let (Some(addr), Some(_)) = (bindings.resolve(lease.addr()), &region) {
-                lease.bind(addr, native);
-            } else {
-                lease.bind(0, 0);
-            }
+            let addr = bindings.resolve(lease.addr()).filter(|_| region.is_some());
+            lease.bind(addr.unwrap_or(0), addr.map_or(0, |_| native));
         }
         (plan.region, plan.sealed) = (region, true);
         Ok(bindings)
@@ -281,13 +275,13 @@ impl GraphArena {
         Ok(LaunchGuard { allocator: &self.0.allocator, region: plan.region.clone() })
     }
 
-    /// The intervals to pack, with their symbols, and leases on the members that are still held.
+    /// The symbols to pack, with their intervals, and leases on the members that are still held.
     #[expect(clippy::type_complexity, reason = "three parallel lists, used once")]
     fn intervals(
         &self,
         plan: &Plan,
         lifetimes: &[Lifetime],
-    ) -> Result<(Vec<Interval>, Vec<u64>, Vec<Lease<Buffer>>)> {
+    ) -> Result<(Vec<u64>, Vec<Interval>, Vec<Lease<Buffer>>)> {
         let mut used: Vec<Lifetime> = lifetimes.to_vec();
         used.sort_unstable_by_key(|l| l.symbol);
         if let Some(l) = used
@@ -302,23 +296,19 @@ impl GraphArena {
             let held = self.0.allocator.lease(m.handle).ok();
             let at = used.partition_point(|l| l.symbol < m.symbol);
             let of = used[at..].iter().take_while(|l| l.symbol == m.symbol);
-            let span = of.fold(None, |s: Option<(u32, u32)>, l| {
-                let (first, last) = s.unwrap_or((l.first, l.last));
-                Some((first.min(l.first), if l.live_at_end { u32::MAX } else { last.max(l.last) }))
-            });
-            let span = match (span, &held) {
-                (Some((first, _)), Some(_)) => Some((first, u32::MAX)),
-                (None, Some(_)) => Some((0, u32::MAX)),
-                (span, None) => span,
-            };
-            if let Some((first, last)) = span {
+            let mut first = of.clone().map(|l| l.first).min();
+            let mut last = of.map(|l| if l.live_at_end { u32::MAX } else { l.last }).max();
+            if held.is_some() {
+                (first, last) = (first.or(Some(0)), Some(u32::MAX));
+            }
+            if let (Some(first), Some(last)) = (first, last) {
                 let align = m.layout.align.max(crate::layout::MIN_ALIGN);
                 intervals.push(Interval { size: m.layout.size, align, first, last });
                 symbols.push(m.symbol);
             }
             alive.extend(held);
         }
-        Ok((intervals, symbols, alive))
+        Ok((symbols, intervals, alive))
     }
 
     /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding

@@ -1,7 +1,7 @@
 //! A block for a request, with its row and lease: of the heap, or of what the fallback finds. And
 //! how the rows of freed blocks come back to the heap.
 
-use crate::buffer::{Buffer, EMPTY, Row};
+use crate::buffer::{Buffer, Row};
 use crate::core::Core;
 use crate::layout::Layout;
 use crate::state::Inner;
@@ -102,14 +102,6 @@ impl Inner {
     #[inline(never)]
     pub(crate) fn note_peak(&self) {
         self.live.note_peak(&self.caches);
-    }
-
-    /// A buffer of no bytes.
-    #[cold]
-    pub(crate) fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
-        let row = self.table.take(&mut self.core.lock().vacant)?;
-        self.table.fill_special(row, (0, 0), 0, Some(on.timeline), EMPTY);
-        Ok(row.first_lease())
     }
 
     /// Frees a block that other timelines than its home may have used. Takes no host memory: while

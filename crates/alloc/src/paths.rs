@@ -137,7 +137,11 @@ impl Inner {
     fn alloc_aligned(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         let layout = layout.check()?;
         match layout.size {
-            0 => self.empty(on),
+            0 => {
+                let row = self.table.take(&mut self.core.lock().vacant)?;
+                self.table.fill_special(row, (0, 0), 0, Some(on.timeline), EMPTY);
+                Ok(row.first_lease())
+            }
             _ if self.checks.is_on() => self.checks.alloc(self, layout, on),
             _ => self.alloc_block(layout, on),
         }
