@@ -268,34 +268,23 @@ impl Index {
     /// An extent of a leaf ends elsewhere and is longer.
     #[inline]
     fn relink(&mut self, extents: &mut [Extent], id: u32, from: usize) {
-        let extent = extents[id as usize];
-        let to = self.leaf_of(extent.end());
+        let Extent { start, units, link, .. } = extents[id as usize];
+        let to = self.leaf_of(start + units);
         if to == from {
-            self.raise(from, extent.units);
-        } else if extent.link == [NIL; 2] {
-            // Most often the only one.
-            self.heads[from] = NIL;
-            self.enlist(extents, id, (from, 0), to);
-        } else {
-            self.relink_slow(extents, id, from, to);
+            return self.raise(from, units);
         }
-    }
-
-    #[inline(never)]
-    fn relink_slow(&mut self, extents: &mut [Extent], id: u32, from: usize, to: usize) {
-        self.unlink(extents, id, from);
-        let rest = self.largest(extents, from);
-        self.enlist(extents, id, (from, rest), to);
-    }
-
-    /// An extent comes into a leaf's list from another one, where the code of what is left is
-    /// `rest`.
-    #[inline(always)]
-    fn enlist(&mut self, extents: &mut [Extent], id: u32, (from, rest): (usize, i16), to: usize) {
-        let units = extents[id as usize].units;
+        // Most often it was the only one.
+        let rest = if link == [NIL; 2] {
+            self.heads[from] = NIL;
+            0
+        } else {
+            self.unlink(extents, id, from);
+            self.largest(extents, from)
+        };
         self.link(extents, id, to);
         if from / WIDE != to / WIDE {
-            return self.set_apart(from, rest, to, units);
+            self.raise(to, units);
+            return self.set(from, rest);
         }
         // Both in one node: what lies above looks at it once.
         let node = &mut self.rows[0][from / WIDE].0;
@@ -305,19 +294,10 @@ impl Index {
         self.pass_up(from / WIDE, old, new);
     }
 
-    /// As [`less`](Self::less). Out of line, as is what follows: the common path then needs no
-    /// stack frame.
+    /// As [`less`](Self::less). Out of line: the common path then needs no stack frame.
     #[inline(never)]
     fn less_slow(&mut self, extents: &[Extent], leaf: usize) {
         self.less(extents, leaf);
-    }
-
-    /// The maximum of one leaf may be less than it was, and another one, in another node, has a
-    /// extent of `units`.
-    #[inline(never)]
-    fn set_apart(&mut self, from: usize, rest: i16, to: usize, units: u32) {
-        self.raise(to, units);
-        self.set(from, rest);
     }
 
     #[inline]
