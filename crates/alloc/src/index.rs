@@ -54,7 +54,7 @@ impl Node {
 
     /// Which entries are more than a code, as bits.
     #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
+    #[inline]
     fn above(&self, less: i16) -> u32 {
         use std::arch::x86_64 as sse;
         // SAFETY: every x86-64 processor has SSE2, and a node is four aligned vectors.
@@ -401,8 +401,7 @@ impl Index {
     /// The first leaf whose maximum suffices for `units`, which is not zero.
     #[inline]
     fn first(&self, units: u32) -> Option<usize> {
-        let less = code(units) - 1;
-        let mut at = 0;
+        let (less, mut at) = (code(units) - 1, 0);
         for row in self.rows[1..=self.top].iter().rev() {
             let mask = row[at].above(less);
             if mask == 0 {
