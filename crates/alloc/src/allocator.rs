@@ -4,8 +4,6 @@
 //! # Protocol
 //! - Blocks that were just freed lie in thread caches in front of the lock
 //!   ([`thread_cache`](crate::thread_cache)).
-//! - The lock guards the store, the list of vacant rows and the retire list. It is never held
-//!   across a call of the backing, of a timeline, of a reclaimer or of a foreign destructor.
 //! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver
 //!   call, waits for nothing but the lock, and works on any thread.
 //! - A block does not count its allocator. `refs` counts the allocator's keeper, weak leases and,

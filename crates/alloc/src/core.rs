@@ -1,8 +1,5 @@
 //! The state that an allocator's lock guards: the store, the growing blocks, and the rows that are
 //! vacant, deferred and retired.
-//!
-//! The lock is a leaf, and is never held across a call of the backing, of a timeline, of a
-//! reclaimer or of a foreign destructor.
 
 use crate::buffer::{Buffer, Row};
 use crate::extent::{Block, Placement};
@@ -68,9 +65,6 @@ impl Core {
     }
 
     /// A row that may keep something alive.
-    ///
-    /// # Errors
-    /// `OutOfMemory` for host memory.
     pub(crate) fn take_keeping_row<'a>(&mut self, table: &'a Table) -> Result<&'a Row> {
         let row = table.take(&mut self.vacant)?;
         let room = self.room_to_keep(row.header.index());
@@ -95,9 +89,6 @@ impl Core {
     }
 
     /// Makes room for what a row keeps.
-    ///
-    /// # Errors
-    /// `OutOfMemory` for host memory.
     pub(crate) fn room_to_keep(&mut self, row: u32) -> Result<()> {
         let rows = row as usize + 1;
         if self.keeps.len() < rows {

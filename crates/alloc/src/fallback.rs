@@ -12,8 +12,6 @@
 //! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
 //! are released and it tries again. This one asks for waits before it gives up, and knows what each
 //! would free.
-//!
-//! No attempt holds the lock across a call of the backing, a timeline or a reclaimer.
 
 use crate::checks::SweepScope;
 use crate::config::CrossStream;

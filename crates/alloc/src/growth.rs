@@ -6,8 +6,6 @@
 //! they are needed, as the [policy](crate::config::Policy) says. If their last use is on the same
 //! stream and not over within a moment, nobody waits for it: see
 //! [`old_mappings`](crate::old_mappings).
-//!
-//! The lock is not held across a call of the backing.
 
 use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_REMAP};
 use crate::core::Core;

@@ -30,9 +30,6 @@ impl Inner {
     /// Somebody else's memory as a buffer, by a first lease of this kind: `bytes` at `addr`,
     /// spanned by the object `native`.
     ///
-    /// # Errors
-    /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
-    ///
     /// # Safety
     /// - As [`Allocator::import`](crate::Allocator::import).
     pub(crate) unsafe fn import(

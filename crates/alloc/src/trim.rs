@@ -1,7 +1,5 @@
 //! Giving memory back to the driver: free memory, pieces in hand, and idle memory of growing blocks
 //! ([`ranges`](crate::ranges) says what is idle), which becomes pieces in hand.
-//!
-//! The lock is not held across a call of the backing.
 
 use crate::backing::Chunk;
 use crate::core::Core;
