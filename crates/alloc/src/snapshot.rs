@@ -384,29 +384,22 @@ impl Facts<'_> {
         let slabs = &self.core.store.slabs;
         let (_, class, slots) = slabs.run(run);
         let size = class_size(class);
-        let mut open: Option<BlockInfo> = None;
+        let mut blocks: Vec<BlockInfo> = Vec::new();
         for slot in 0..slots {
             let at = addr + u64::from(slot) * size;
             let block = match slabs.free_slot(run, slot) {
                 Some(until) => Self::free(at, size, until),
                 None => self.used(at, size, (run, slot)),
             };
-            open = match open.take() {
-                Some(o)
-                    if o.state == block.state
-                        && o.state != BlockState::Live
-                        && o.stream == block.stream =>
-                {
-                    Some(BlockInfo { bytes: o.bytes + size, ..o })
+            let kind = |b: &BlockInfo| (b.state, b.stream);
+            match blocks.last_mut() {
+                Some(last) if last.state != BlockState::Live && kind(last) == kind(&block) => {
+                    last.bytes += size;
                 }
-                Some(o) => {
-                    push(o);
-                    Some(block)
-                }
-                None => Some(block),
-            };
+                _ => blocks.push(block),
+            }
         }
-        open.into_iter().for_each(&mut *push);
+        blocks.into_iter().for_each(&mut *push);
         let tail = bytes - u64::from(slots) * size;
         if tail > 0 {
             // Too small for a slot: nobody can have it while the run exists.
