@@ -3,6 +3,7 @@
 
 use crate::buffer::{Buffer, Row};
 use crate::core::Core;
+use crate::extent::Placement;
 use crate::layout::Layout;
 use crate::state::Inner;
 use crate::store::Need;
@@ -118,7 +119,9 @@ impl Inner {
             core.store.free(placement, timepoint);
             self.table.put(&mut core.vacant, row);
         } else {
-            core.store.defer(placement);
+            if let Placement::Extent(extent) = placement {
+                core.store.heap.defer(extent);
+            }
             self.table.put_aside(&mut core.vacant, row);
             core.deferred.append(&self.table, row);
         }

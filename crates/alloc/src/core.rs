@@ -4,6 +4,7 @@
 use crate::buffer::{Buffer, Row};
 use crate::extent::{Block, Placement};
 use crate::host;
+use crate::layout::UNIT_SHIFT;
 use crate::lock::Lock;
 use crate::ranges::Ranges;
 use crate::store::Store;
@@ -111,7 +112,10 @@ impl Core {
                 None => deferred.append(table, row),
                 Some(timepoint) => {
                     row.buffer.reset();
-                    store.free_deferred(row.placement(), timepoint);
+                    match row.placement() {
+                        Placement::Extent(extent) => store.heap.free_deferred(extent, timepoint),
+                        slot => store.free(slot, timepoint),
+                    }
                     table.restore(vacant, row);
                 }
             }
@@ -132,10 +136,10 @@ impl Core {
         self.ranges.pending(&mut f);
     }
 
-    /// Bytes free and ready, and free but still in use by a timeline, as [`Store::free_bytes`]. A
-    /// deferred block whose uses are over counts as ready.
+    /// Bytes free and ready, and free but still in use by a timeline. Both without the free slots
+    /// of slabs. A deferred block whose uses are over counts as ready. A walk.
     pub(crate) fn free_bytes(&self, table: &Table) -> (u64, u64) {
-        let (ready, pending) = self.store.free_bytes();
+        let (ready, pending) = self.store.heap.free_units_now();
         let mut over = 0;
         self.deferred.each(table, |row| {
             let placement = row.placement();
@@ -144,13 +148,15 @@ impl Core {
                 over += self.store.bytes(placement);
             }
         });
-        (ready + over, pending - over)
+        ((ready << UNIT_SHIFT) + over, (pending << UNIT_SHIFT) - over)
     }
 
     /// Brings everything whose last use is over to where everybody can take it. Slow path.
     pub(crate) fn settle(&mut self, table: &Table) {
         self.free_deferred(table, u32::MAX);
-        self.store.drain();
+        let Store { heap, slabs } = &mut self.store;
+        slabs.drain(heap);
+        heap.drain_all();
     }
 
     /// Whether every stream is done with the memory.

@@ -31,6 +31,9 @@ use leasehold_core::{PackedTimepoint, Result, Timeline};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+/// With fewer granules than this in hand, alignment saves memory: large blocks are placed so that
+/// all of theirs can be moved. With more, the rule leaves more memory empty than it saves.
+const FEW_GRANULES: u64 = 256;
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
 
@@ -125,7 +128,9 @@ impl Inner {
         self.return_evicted_in(&mut core, evicted);
         core.settle(&self.table);
         let moves = self.may_move(&core);
-        let align = moves && self.has_few_granules() && self.reservation.is_some();
+        let Supply { budget, caps, .. } = &self.supply;
+        let few = budget.committed() < FEW_GRANULES * caps.granule;
+        let align = moves && few && self.reservation.is_some();
         core.store.heap.align_large(align);
         let mut block = core.store.take(need, on.timeline)?;
         if block.is_none() && !moves {

@@ -410,7 +410,7 @@ impl Inner {
         let granules = |bytes: u64| u32::try_from(bytes / granule).unwrap_or(u32::MAX).max(1);
         // Parts share whole pieces (`fork`), so theirs are as small as can be.
         let part = supply.caps.aliases
-            && self.core.lock().ranges.get(at).is_some_and(|range| range.is_part());
+            && self.core.lock().ranges.get(at).is_some_and(|r| r.reserved.1 > r.bytes);
         let piece = self.growth().piece(supply.budget.committed());
         let mut piece = if forced || part { 1 } else { granules(piece) };
         loop {

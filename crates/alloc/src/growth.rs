@@ -19,9 +19,6 @@ use crate::trim::{destroy_loose, trim, unmap_old};
 use leasehold_core::{Error, Result};
 use std::time::Duration;
 
-/// With fewer granules than this in hand, alignment saves memory: large blocks are placed so that
-/// all of theirs can be moved. With more, the rule leaves more memory empty than it saves.
-const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
 /// The longest of them. Longer ones cost more than the memory that they save, and might never end:
@@ -52,11 +49,6 @@ impl Inner {
                     < CREDIT + granules / GRANULES_PER_REMAP + operations / OPERATIONS_PER_REMAP
             }
         }
-    }
-
-    /// Whether granules are so few that one of them counts.
-    pub(crate) fn has_few_granules(&self) -> bool {
-        self.supply.budget.committed() < FEW_GRANULES * self.supply.caps.granule
     }
 
     /// Grows. `forced`: move free granules whatever the policy says, and take no more than

@@ -72,11 +72,6 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Returns whether other blocks lie in the same reservation.
-    pub(crate) fn is_part(&self) -> bool {
-        self.reserved.1 > self.bytes
-    }
-
     /// The whole granules of the first `bytes`.
     ///
     /// # Errors
@@ -175,11 +170,6 @@ impl Ranges {
     /// Whether no work can reach memory that nobody holds.
     pub(crate) fn is_over(&self) -> bool {
         self.0.iter().flatten().all(Range::is_over)
-    }
-
-    /// The blocks whose addresses are in the reservation that begins here.
-    pub(crate) fn sharing(&mut self, base: u64) -> impl Iterator<Item = &mut Range> {
-        self.0.iter_mut().flatten().filter(move |r| r.reserved.0 == base)
     }
 
     /// A block.
@@ -331,7 +321,8 @@ impl Ranges {
         }
         *slot = None;
         // The last block takes the reservation along. A broken one leaves it for ever.
-        let mut others = self.sharing(base).peekable();
+        let ranges = self.0.iter_mut().flatten();
+        let mut others = ranges.filter(|r| r.reserved.0 == base).peekable();
         let last = others.peek().is_none();
         if broken {
             others.for_each(|r| r.reserved.1 = 0);

@@ -149,41 +149,11 @@ impl Store {
         }
     }
 
-    /// Takes a block that several timelines may still be using out of circulation, until
-    /// [`free_deferred`](Self::free_deferred).
-    #[cold]
-    pub(crate) fn defer(&mut self, placement: Placement) {
-        if let Placement::Extent(extent) = placement {
-            self.heap.defer(extent);
-        }
-    }
-
-    /// Gives a deferred block back, which one timeline at most may still be using.
-    pub(crate) fn free_deferred(&mut self, placement: Placement, timepoint: PackedTimepoint) {
-        match placement {
-            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, timepoint),
-            Placement::Extent(extent) => self.heap.free_deferred(extent, timepoint),
-        }
-    }
-
     /// Bytes that a block takes.
     pub(crate) fn bytes(&self, placement: Placement) -> u64 {
         match placement {
             Placement::Slot(run, _) => self.slabs.slot_bytes(run),
             Placement::Extent(extent) => u64::from(self.heap.extents[extent].units) << UNIT_SHIFT,
         }
-    }
-
-    /// Brings everything that has passed, and empty slab runs, to where everybody can take it.
-    pub(crate) fn drain(&mut self) {
-        self.slabs.drain(&mut self.heap);
-        self.heap.drain_all();
-    }
-
-    /// Bytes free and ready, and free but still in use by a timeline. Both without the free slots
-    /// of slabs. A walk.
-    pub(crate) fn free_bytes(&self) -> (u64, u64) {
-        let (ready, pending) = self.heap.free_units_now();
-        (ready << UNIT_SHIFT, pending << UNIT_SHIFT)
     }
 }

@@ -73,7 +73,6 @@ pub(crate) struct ThreadCaches {
     shards: Box<[Shard]>,
     /// One less than there are.
     mask: u32,
-    none: bool,
     /// The most bytes that each shard keeps, of small blocks and of large ones.
     small: u64,
     large: u64,
@@ -141,7 +140,7 @@ impl ThreadCaches {
         let largest = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
         let shards = (0..n).map(|_| Shard::new(small, FREE)).collect();
         let mask = n as u32 - 1;
-        Self { shards, mask, none: false, small, large, largest, budgeted: false, depot }
+        Self { shards, mask, small, large, largest, budgeted: false, depot }
     }
 
     /// The same for an allocator that has a budget, if `budgeted`.
@@ -152,13 +151,13 @@ impl ThreadCaches {
     /// No shards at all.
     pub(crate) fn none() -> Self {
         let closed = Box::new([Shard::new(0, LOCKED)]);
-        Self { shards: closed, mask: 0, none: true, ..Self::new(1, 0, 0, 0) }
+        Self { shards: closed, mask: 0, ..Self::new(1, 0, 0, 0) }
     }
 
     /// Whether there are no shards.
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
-        self.none
+        self.small == 0
     }
 
     /// The shard of a thread.
