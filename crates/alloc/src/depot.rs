@@ -20,8 +20,8 @@
 use crate::buffer::Row;
 use crate::layout::{CLASSES, class_size};
 use crate::table::{List, link};
+use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::{CachePadded, Mutex};
 use leasehold_core::{PackedTimepoint, TimelineId};
 use std::ptr;
 
@@ -36,7 +36,7 @@ const MOST_REFUSED: u32 = 8;
 
 /// Lists of rows for each of some timelines.
 pub(crate) struct Depot {
-    bins: Box<[CachePadded<Bin>]>,
+    bins: Box<[Bin]>,
     /// Bytes that a bin keeps at most.
     most: u64,
 }
@@ -68,13 +68,13 @@ impl Depot {
             refused: 0,
             tops: [ptr::null(); CLASSES],
         };
-        let bin = |_| CachePadded::new(Bin { kept: AtomicU64::new(0), lists: Mutex::new(lists()) });
+        let bin = |_| Bin { kept: AtomicU64::new(0), lists: Mutex::new(lists()) };
         Self { bins: (0..bins).map(bin).collect(), most }
     }
 
     #[inline]
     fn bin(&self, timeline: TimelineId) -> Option<&Bin> {
-        self.bins.get(usize::from(timeline.get()) & self.bins.len().wrapping_sub(1)).map(|b| &**b)
+        self.bins.get(usize::from(timeline.get()) & self.bins.len().wrapping_sub(1))
     }
 
     /// Whether there may be blocks of a timeline. A plain load.
