@@ -229,13 +229,9 @@ impl Allocator {
             return Err(Error::invalid("a growing block cannot be a fork of itself; name another"));
         }
         if !(supply.caps.vmm && supply.caps.aliases) {
-            return Err(Error::Unsupported(
-                format!(
-                    "{}: memory has one address here; copy instead of a fork",
-                    self.config().name
-                )
-                .into(),
-            ));
+            let name = &self.config().name;
+            let text = format!("{name}: memory has one address here; copy instead of a fork");
+            return Err(Error::Unsupported(text.into()));
         }
         if bytes > from.len() {
             return Err(Error::invalid(format!(

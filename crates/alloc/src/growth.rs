@@ -129,14 +129,7 @@ impl Inner {
     /// `DeviceLost`.
     pub(crate) fn end_attempt(&self, result: Result<()>, log: &mut AttemptLog) -> Result<()> {
         destroy_loose(&self.core, &self.supply);
-        match result {
-            Err(e @ Error::DeviceLost { .. }) => Err(e),
-            Err(e) => {
-                log.driver(&e);
-                Ok(())
-            }
-            Ok(()) => Ok(()),
-        }
+        result.or_else(|e| log.driver(e))
     }
 
     fn grow_segment(&self, need: Need, on: On<'_>, forced: bool, log: &mut AttemptLog) -> Found {
@@ -188,8 +181,7 @@ impl Inner {
                     return core.store.take(need, on.timeline);
                 }
                 Err(Error::OverBudget { .. }) => log.refused = true,
-                Err(e @ Error::DeviceLost { .. }) => return Err(e),
-                Err(e) => log.driver(&e),
+                Err(e) => log.driver(e)?,
             }
         }
         Ok(None)

@@ -8,7 +8,7 @@ use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::state::Inner;
 use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Name, OutOfMemory, ShownTag, Text, TimelineId};
+use leasehold_core::{Error, Name, OutOfMemory, Result, ShownTag, Text, TimelineId};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -27,10 +27,14 @@ pub(crate) struct AttemptLog {
 
 impl AttemptLog {
     /// Notes what the driver said last.
-    pub(crate) fn driver(&mut self, said: &Error) {
+    ///
+    /// # Errors
+    /// `DeviceLost`, if it said that.
+    pub(crate) fn driver(&mut self, said: Error) -> Result<()> {
         const DRIVER: &str = "the driver: ";
         self.notes.retain(|note| !note.starts_with(DRIVER));
         self.note(format_args!("{DRIVER}{said}"));
+        if matches!(said, Error::DeviceLost { .. }) { Err(said) } else { Ok(()) }
     }
 
     pub(crate) fn note(&mut self, what: fmt::Arguments<'_>) {
