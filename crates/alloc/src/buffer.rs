@@ -506,6 +506,13 @@ impl Buffer {
         let timeline = home.map_or(0, |l| u32::from(l.id().get()));
         self.flags.store(timeline << HOME_SHIFT | flags, Ordering::Relaxed);
         self.untag();
+        self.inherit(timepoint);
+    }
+
+    /// The memory's former use goes on until `timepoint`. Only the owner, while nobody holds the
+    /// row.
+    #[inline(always)]
+    pub(crate) fn inherit(&self, timepoint: PackedTimepoint) {
         if timepoint.is_never() {
             self.own_write.store(0, Ordering::Relaxed);
             self.own_read.store(0, Ordering::Relaxed);

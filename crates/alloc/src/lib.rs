@@ -21,7 +21,7 @@
 //! two. A *free list* is of a stream, or of all. A *piece* is physical memory of some *granules*,
 //! the unit of mapping.
 //!
-//! - Leases (`allocator`, `paths`, `blocks`, `imports`, `buffer`, `table`): rows at stable
+//! - Leases (`allocator`, `paths`, `blocks`, `rows`, `imports`, `buffer`, `table`): rows at stable
 //!   addresses, the record of each buffer's last uses, drops on any thread.
 //! - Parts (`state`, `core`, `supply`, `live`, `reclaimers`): the state under the lock, the backing
 //!   with the budget and the trace, and counts.
@@ -100,6 +100,7 @@ mod planner;
 mod ranges;
 mod reclaimers;
 mod residency;
+mod rows;
 mod slab;
 mod snapshot;
 mod state;

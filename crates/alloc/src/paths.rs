@@ -9,8 +9,8 @@
 //!
 //! - [`last`]: a hit in the thread cache, for a small block.
 //! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
-//! - [`Inner::return_evicted`] (`blocks.rs`): the heap, under its lock.
-//! - [`Inner::free_shared_slow`] (`blocks.rs`): a block that several timelines may still be using: a
+//! - [`Inner::return_evicted`] (`rows.rs`): the heap, under its lock.
+//! - [`Inner::free_shared_slow`] (`rows.rs`): a block that several timelines may still be using: a
 //!   deferred free ([`deferred`](crate::table)).
 
 use crate::buffer::{

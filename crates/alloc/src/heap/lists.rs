@@ -95,7 +95,7 @@ impl Heap {
     }
 
     /// Keeps an extent that a timeline without a list may still be using. Takes no host memory.
-    pub(super) fn wait(&mut self, id: u32, timepoint: PackedTimepoint) {
+    fn wait(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.extents[id].state = State::Waiting;
         self.extents.cold[id as usize] = Cold { timepoint, age_prev: NIL, age_next: self.waiting };
         self.waiting = id;
@@ -111,6 +111,20 @@ impl Heap {
     pub(crate) fn free_deferred(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.deferred -= u64::from(self.extents[id].units);
         self.release(id, timepoint);
+    }
+
+    /// Gives a used extent back whose last use is over at `timepoint`. Never fails, never takes
+    /// host memory.
+    #[inline(always)]
+    pub(crate) fn release(&mut self, extent: u32, timepoint: PackedTimepoint) {
+        if timepoint.is_never() || timepoint.has_passed() {
+            self.free_ready(extent);
+        } else {
+            match self.list_of(timepoint) {
+                Some(list) => self.free(extent, list, timepoint),
+                None => self.wait(extent, timepoint),
+            }
+        }
     }
 
     /// Looks at the blocks of timelines without a list.

@@ -224,18 +224,4 @@ impl Heap {
         }
         best.map(|b| b.2)
     }
-
-    /// Gives a used extent back whose last use is over at `timepoint`. Never fails, never takes
-    /// host memory.
-    #[inline(always)]
-    pub(crate) fn release(&mut self, extent: u32, timepoint: PackedTimepoint) {
-        if timepoint.is_never() || timepoint.has_passed() {
-            self.free_ready(extent);
-        } else {
-            match self.list_of(timepoint) {
-                Some(list) => self.free(extent, list, timepoint),
-                None => self.wait(extent, timepoint),
-            }
-        }
-    }
 }
