@@ -3,7 +3,9 @@
 use super::common::*;
 use leasehold_conformance::{BoxAt, TestKernel};
 use leasehold_core::Error;
-use leasehold_hal::{Access, KernelDesc, MapElement, NodePatch, Op, OpList, Plan, TensorMap};
+use leasehold_hal::{
+    Access, KernelDesc, KernelSource, MapElement, NodePatch, Op, OpList, Plan, TensorMap,
+};
 
 /// The first 16 columns and 4 rows of a tensor of 32 columns and 8 rows.
 fn params() -> BoxAt {
@@ -72,5 +74,37 @@ fn a_device_without_tensor_maps_refuses_their_kernel() {
     );
     drop(device.pipeline(&TestKernel::Fill.for_cuda()).unwrap());
     drop((refused, device));
+    bench.close();
+}
+
+#[test]
+fn the_emulator_runs_a_source_with_a_tensor_map() {
+    let source = include_str!("../../../conformance/src/kernels/cuda/box.cu");
+    // A registered function would take its place by its name.
+    let source = source.replace("conformance_box", "emulated_box");
+    let source = KernelSource::CudaC { source: source.into(), options: vec![].into() };
+    let desc = KernelDesc { source, ..TestKernel::Box.for_cuda() }.entry("emulated_box");
+    let bench = Bench::new(6);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let kernel = match device.pipeline(&desc) {
+        Err(Error::Unavailable(_))
+            if std::env::var_os("LEASEHOLD_NO_EMULATION").is_some()
+                || std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none() =>
+        {
+            return; // no g++
+        }
+        kernel => kernel.unwrap(),
+    };
+    let (x, out) = (buffer(&device, &a, 1024), buffer(&device, &a, 256));
+    let params = BoxAt { at: [24, 6], ..params() };
+    let bindings = [bind(&x, Access::Read), bind(&out, Access::Write)];
+    submit(&a, &[fill(&x, 7), dispatch(&kernel, &bindings, bytemuck::bytes_of(&params))]).unwrap();
+    for (i, byte) in read(&a, &out).into_iter().enumerate() {
+        let (column, row) = (24 + i / 4 % 16, 6 + i / 64);
+        assert_eq!(byte, if column < 32 && row < 8 { 7 } else { 0 }, "column {column}, row {row}");
+    }
+    assert_eq!(bench.reports(), [""; 0]);
+    drop((kernel, x, out, a, device));
     bench.close();
 }
