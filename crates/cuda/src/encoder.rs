@@ -98,7 +98,7 @@ impl Arguments {
             to.add(d.bindings.len() * 8).write_bytes(0, from - d.bindings.len() * 8);
             self.put(d, from);
             for &(binding, offset) in maps {
-                let map = TensorMap::read(d.params, offset);
+                let map = TensorMap::from_params(d.params, offset);
                 let native = ops.tensor_map(d.bindings[binding as usize].addr, &map)?;
                 to.add(from + offset as usize).cast::<NativeTensorMap>().write_unaligned(native);
             }

@@ -34,8 +34,8 @@ pub enum TestKernel {
     /// Parameters: elements of a part, `step`, `value` (`u32` each). The output has no more
     /// elements than the parts' every `step`-th.
     Parts,
-    /// `out` is a box of a tensor of two dimensions, with zeros out of bounds. Bindings: the tensor,
-    /// out. Parameters: [`BoxAt`]. One block. CUDA has it from compute capability 9.0 on.
+    /// `out` is a box of a tensor of two dimensions, with zeros out of bounds. Bindings: the
+    /// tensor, out. Parameters: [`BoxAt`]. One block. CUDA has it from compute capability 9.0 on.
     Box,
     /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
     /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.

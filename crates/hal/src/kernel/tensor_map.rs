@@ -93,7 +93,9 @@ pub enum Interleave {
 /// assert_eq!(map.bytes(), 512 * 1000 * 2);
 /// ```
 ///
-/// NVIDIA: [`cuTensorMapEncodeTiled`](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html).
+/// NVIDIA: [`cuTensorMapEncodeTiled`][page].
+///
+/// [page]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html
 #[doc(alias("CUtensorMap", "cuTensorMapEncodeTiled", "TMA"))]
 #[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -213,7 +215,7 @@ impl TensorMap {
     /// # Panics
     /// If the parameters end before the map does.
     #[must_use]
-    pub fn read(params: &[u8], offset: u32) -> Self {
+    pub fn from_params(params: &[u8], offset: u32) -> Self {
         bytemuck::pod_read_unaligned(&params[offset as usize..][..Self::BYTES as usize])
     }
 
@@ -292,7 +294,7 @@ impl TensorMap {
     /// # Errors
     /// `InvalidArgument` for a map that is none, for a tensor that ends behind the operand, and for
     /// a misaligned operand.
-    pub fn check(&self, launch: &LaunchInfo<'_>, i: usize) -> Result<()> {
+    pub fn validate_for(&self, launch: &LaunchInfo<'_>, i: usize) -> Result<()> {
         self.validate()?;
         let (bytes, len) = (self.bytes(), launch.len(i));
         if bytes > len {
@@ -313,7 +315,7 @@ impl TensorMap {
 /// The most bytes of a box: the shared memory that a block can have.
 const BOX_BYTES: u32 = 227 << 10;
 
-/// The rule that a map breaks. The rules are those of the driver, as a device was seen to apply them.
+/// The rule that a map breaks. The rules are those that the driver was seen to have on a device.
 /// Exception: where boxes have steps, the driver accepts some that fit into no shared memory.
 fn rules(map: &TensorMap) -> Result<(), String> {
     let Some(element) = map.element() else {

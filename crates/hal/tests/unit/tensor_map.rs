@@ -1,3 +1,5 @@
+//! Tensor maps: their bytes, their rules beside a driver's, and their operands.
+
 use super::*;
 use crate::{Access, Binding};
 
@@ -70,7 +72,7 @@ fn the_rules_are_those_of_a_driver() {
         let addr = (1 << 20) + number(1);
         let binding = Binding { addr, len: u64::MAX, native: 0, access: Access::Read };
         let launch = LaunchInfo::new(([1; 3], [1; 3], 0), &[], std::slice::from_ref(&binding));
-        match (map.check(&launch, 0), number(10)) {
+        match (map.validate_for(&launch, 0), number(10)) {
             (Ok(()), 0) | (Err(_), 1) => {}
             (Err(error), 0) if error.to_string().contains("shared memory") => beyond += 1,
             (ours, code) => panic!("{line}: {ours:?}, and the driver's code is {code}"),
@@ -83,7 +85,7 @@ fn the_rules_are_those_of_a_driver() {
 fn a_map_lies_in_its_operand() {
     let check = |addr: u64, len: u64| {
         let binding = Binding { addr, len, native: 0, access: Access::Read };
-        matrix().check(&LaunchInfo::new(([1; 3], [1; 3], 0), &[], &[binding]), 0)
+        matrix().validate_for(&LaunchInfo::new(([1; 3], [1; 3], 0), &[], &[binding]), 0)
     };
     check(1 << 20, 1_024_000).unwrap();
     let error = check(1 << 20, 1_023_999).unwrap_err().to_string();
@@ -97,7 +99,7 @@ fn any_bytes_are_a_map_that_is_checked() {
     for seed in 0..=u8::MAX {
         let bytes: Vec<u8> =
             (0..128).map(|i: u8| i.wrapping_mul(seed).wrapping_add(seed)).collect();
-        let map = TensorMap::read(&bytes, 0);
+        let map = TensorMap::from_params(&bytes, 0);
         let _ = (map.validate(), map.bytes(), format!("{map:?}"));
     }
 }

@@ -183,7 +183,8 @@ impl KernelBase {
     ///
     /// # Errors
     /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different
-    /// bindings, parameters, alignments, overlaps or tensor maps, or have checks that are not clones of one.
+    /// bindings, parameters, alignments, overlaps or tensor maps, or have checks that are not
+    /// clones of one.
     ///
     /// # Safety
     /// - As [`new`](Self::new), for each of the sources: they share one check.

@@ -30,10 +30,11 @@ fn with_maps(desc: &KernelDesc<'_>) -> KernelCheck {
     if desc.maps.is_empty() {
         return desc.check.clone();
     }
-    let (maps, check) = (desc.maps.to_vec(), desc.check.clone());
+    let (maps, check) = (desc.maps.clone().into_owned(), desc.check.clone());
     KernelCheck::new(move |launch| {
         for &(binding, offset) in &maps {
-            TensorMap::read(launch.params_bytes(), offset).check(launch, binding as usize)?;
+            TensorMap::from_params(launch.params_bytes(), offset)
+                .validate_for(launch, binding as usize)?;
         }
         check.run(launch)
     })

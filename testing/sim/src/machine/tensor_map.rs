@@ -29,5 +29,5 @@ pub fn decode(native: &[u8]) -> Option<(TensorMap, u64)> {
     let addr = u64::from_le_bytes(bytes[ADDRESS_AT..].try_into().ok()?);
     let mut map = *bytes;
     map[MARK_AT..].fill(0);
-    (mark == MARK).then(|| (TensorMap::read(&map, 0), addr))
+    (mark == MARK).then(|| (TensorMap::from_params(&map, 0), addr))
 }

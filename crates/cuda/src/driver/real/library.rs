@@ -68,8 +68,9 @@ macro_rules! functions {
                     )*
                     $(
                         // SAFETY: the driver's symbol of this name has the signature of the header.
-                        // The bindings for 13.0 lack the older functions, and give `cuGetErrorName`,
-                        // the callback and tensor maps enums that cannot hold every number.
+                        // The bindings for 13.0 lack the older functions. They give
+                        // `cuGetErrorName`, the callback and tensor maps enums that cannot hold
+                        // every number.
                         $old: unsafe { library.get(concat!(stringify!($old), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                 })
