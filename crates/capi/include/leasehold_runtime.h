@@ -368,7 +368,7 @@ enum {
     LEASEHOLD_MAP_TF32_FTZ = 12
 };
 
-/* The place of a tensor map in a kernel's parameters. With one, CUDA's parameters begin at a multiple of 64 bytes behind the pointers. */
+/* The place of a tensor map in a kernel's parameters. The first parameter of a CUDA function with maps is one, or a struct aligned to 64 bytes. */
 typedef struct leasehold_map_place {
     uint32_t binding; /* of which it is the map */
     uint32_t offset;  /* a multiple of 64 */

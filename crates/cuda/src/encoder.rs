@@ -16,8 +16,8 @@
 //! extern "C" __global__ void name(T0* b0, …, Tn* bn, Params p)
 //! ```
 //! A kernel that can read bindings early takes a `u32` behind these, the grant of the launch.
-//! Parameters with tensor maps begin at a multiple of 64 bytes. Each map is the driver's form for
-//! the binding's address.
+//! Parameters with tensor maps begin where the driver says. Each map is the driver's form for the
+//! binding's address.
 //!
 //! This module must not know what holds work back.
 
@@ -459,19 +459,43 @@ impl<'a, 's> Encoder<'a, 's> {
 }
 
 /// Checks a kernel's declaration against its function's parameters, where the driver reports them.
+/// Returns the first byte of the parameters in the arguments.
+///
+/// The driver places a parameter with tensor maps by the alignment of its address on the device,
+/// which is not that of its place in the arguments.
 ///
 /// # Errors
-/// `InvalidArgument`, with the declaration and the parameters.
-pub(crate) fn check_function(desc: &KernelDesc<'_>, info: &FunctionInfo) -> Result<()> {
-    let Some(declared) = &info.params else { return Ok(()) };
+/// `InvalidArgument`, with the declaration and the parameters. `Unsupported` for tensor maps where
+/// the driver reports no parameters.
+pub(crate) fn check_function(desc: &KernelDesc<'_>, info: &FunctionInfo) -> Result<u32> {
     let (bindings, params) = (desc.bindings.len(), desc.params);
-    let from = desc.params_at();
+    let behind = 8 * bindings as u32;
+    let Some(declared) = &info.params else {
+        if desc.maps.is_empty() {
+            return Ok(behind);
+        }
+        return Err(Error::Unsupported(
+            format!(
+                "kernel {}: it takes tensor maps, and the CUDA driver does not say where (before 12.4); install a newer one",
+                desc.name
+            )
+            .into(),
+        ));
+    };
+    let from = match declared.get(bindings) {
+        Some(&(offset, _)) if !desc.maps.is_empty() => offset,
+        _ => behind,
+    };
     let wrong = |why: String| {
         Error::invalid(format!(
             "kernel {}: {why}; it must take {bindings} pointers and then {params} bytes of parameters{}{}, and takes {declared:?} \
              (offsets and sizes)",
             desc.name,
-            if desc.maps.is_empty() { "" } else { " from a multiple of 64 on" },
+            if desc.maps.is_empty() {
+                ""
+            } else {
+                ", of which the first is a map or aligned to 64,"
+            },
             if desc.early_reads == 0 { "" } else { " and a word of its early reads" }
         ))
     };
@@ -494,7 +518,9 @@ pub(crate) fn check_function(desc: &KernelDesc<'_>, info: &FunctionInfo) -> Resu
     let end = rest.last().map_or(from, |&(offset, size)| offset + size);
     // Scalars end with the last one. A structure of the same layout may be padded to its alignment.
     let padding = if desc.maps.is_empty() { 8 } else { TensorMap::ALIGNMENT };
+    let gap = TensorMap::ALIGNMENT;
     if rest.first().is_some_and(|&(offset, _)| offset != from)
+        || !(behind..behind + gap).contains(&from)
         || end > from + params
         || from + params - end >= padding
     {
@@ -503,5 +529,5 @@ pub(crate) fn check_function(desc: &KernelDesc<'_>, info: &FunctionInfo) -> Resu
     if params != 0 && rest.is_empty() {
         return Err(wrong("its function takes no parameters".to_owned()));
     }
-    Ok(())
+    Ok(from)
 }

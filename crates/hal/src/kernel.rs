@@ -207,8 +207,8 @@ pub struct KernelDesc<'a> {
     /// Default: empty.
     pub limits: Cow<'a, [(u32, u32)]>,
     /// The [tensor maps](TensorMap) in the parameters, each with its binding and its offset, which
-    /// is a multiple of 64. The parameters of such a kernel begin at a multiple of 64 bytes behind
-    /// the bindings' addresses. A launch checks each map against its operand.
+    /// is a multiple of 64. The first parameter of a CUDA function with maps is one of them, or a
+    /// structure that is aligned to 64 bytes. A launch checks each map against its operand.
     /// Default: empty.
     pub maps: Cow<'a, [(u32, u32)]>,
 }
@@ -298,17 +298,6 @@ impl<'a> KernelDesc<'a> {
     pub fn map(mut self, binding: u32, offset: u32) -> Self {
         self.maps.to_mut().push((binding, offset));
         self
-    }
-
-    /// The first byte of the parameters in the arguments of a CUDA function.
-    #[must_use]
-    pub fn params_at(&self) -> u32 {
-        let addresses = 8 * self.bindings.len() as u32;
-        if self.maps.is_empty() {
-            addresses
-        } else {
-            addresses.next_multiple_of(TensorMap::ALIGNMENT)
-        }
     }
 
     /// The alignment that binding `i` must have.
@@ -435,7 +424,8 @@ pub struct Pipeline {
     pub limited: u32,
     /// The tensor maps in its parameters ([`KernelDesc::maps`]).
     pub maps: Box<[(u32, u32)]>,
-    /// The first byte of the parameters in a CUDA function's arguments.
+    /// The first byte of the parameters in a CUDA function's arguments. Default: behind the
+    /// addresses of the bindings, which a backend may change.
     pub params_at: u32,
     /// Whether a CUDA function is given more than addresses and parameters: tensor maps, or the
     /// word of its early reads.
@@ -459,7 +449,7 @@ impl Pipeline {
             early_reads: desc.early_reads,
             limited: desc.limits.iter().fold(0, |all, &(i, _)| all | 1 << i.min(31)),
             maps: desc.maps.as_ref().into(),
-            params_at: desc.params_at(),
+            params_at: 8 * desc.bindings.len() as u32,
             is_given_more: desc.early_reads != 0 || !desc.maps.is_empty(),
             _place: PhantomPinned,
         }

@@ -68,7 +68,7 @@ impl PipelineLoader for Functions {
             // SAFETY: the function is of a module that is leased.
             Ok((function, unsafe { ops.function_info(function) }?))
         })?;
-        check_function(desc, &info)?;
+        let params_at = check_function(desc, &info)?;
         let device = self.core.properties();
         let dynamic = device.shared_optin.saturating_sub(info.shared);
         if dynamic > device.shared.saturating_sub(info.shared) {
@@ -78,6 +78,7 @@ impl PipelineLoader for Functions {
         self.core.shared.name_function(function.0, &desc.name);
         let threads = info.block_threads.min(device.block_threads).max(1);
         let mut pipeline = Pipeline::new(desc, function.0, threads);
+        pipeline.params_at = params_at;
         pipeline.dependent_launch = desc.dependent_launch && info.source >= DEPENDENT_LAUNCH;
         Ok((pipeline, module))
     }

@@ -334,7 +334,11 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
     });
     let mut spec =
         KernelSpec::new(&vec![Access::ReadWrite; pointers], end.saturating_sub(from), body);
-    spec.maps = gap > 0;
+    // A first parameter that is aligned as a tensor map.
+    let first = params.get(pointers);
+    spec.maps = first.is_some_and(|p| {
+        p.offset.is_multiple_of(TensorMap::ALIGNMENT) && p.size >= TensorMap::BYTES
+    });
     spec.block_threads = kernel.threads.unwrap_or(memory::BLOCK_THREADS);
     Ok(spec)
 }
@@ -462,7 +466,15 @@ impl ModuleOps for SimDriver {
             tables.functions.get(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         let spec = &found.kernel.spec;
         let params = match &found.params {
-            Some(params) => params.iter().map(|p| (p.offset, p.size)).collect(),
+            Some(params) => {
+                let pointers = spec.bindings.len();
+                let host = params.get(pointers).map_or(0, |p| p.offset);
+                let place = |(i, p): (usize, &Param)| match i {
+                    i if i < pointers => (p.offset, p.size),
+                    _ => (p.offset - host + spec.params_at() as u32, p.size),
+                };
+                params.iter().enumerate().map(place).collect()
+            }
             None => {
                 let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
                 let rest = (spec.params_at() as u32, spec.params);

@@ -191,8 +191,7 @@ pub struct KernelSpec {
     /// the limit: a word of 64 bits, which the machine reads when the kernel begins. The function
     /// here gets such a binding with that length at most.
     pub limits: Vec<(u32, u32)>,
-    /// The parameters have tensor maps: in the arguments of a CUDA function they begin at a
-    /// multiple of 64 bytes.
+    /// The parameters have tensor maps, by which the arguments of a CUDA function are aligned.
     pub maps: bool,
     /// The function.
     pub body: KernelBody,
@@ -221,15 +220,13 @@ impl KernelSpec {
         self
     }
 
-    /// The first byte of the parameters in the arguments of a CUDA function.
+    /// The first byte of the parameters in the arguments of a CUDA function. Tensor maps are
+    /// aligned on the device, where the arguments begin 16 bytes behind a multiple of 64.
     #[must_use]
     pub fn params_at(&self) -> usize {
         let addresses = self.bindings.len() * 8;
-        if self.maps {
-            addresses.next_multiple_of(TensorMap::ALIGNMENT as usize)
-        } else {
-            addresses
-        }
+        let on_device = (addresses + 16).next_multiple_of(TensorMap::ALIGNMENT as usize);
+        if self.maps { on_device - 16 } else { addresses }
     }
 
     /// Marks a kernel that leaves bytes of its output bindings unchanged, such as those between

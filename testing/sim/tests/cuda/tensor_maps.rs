@@ -45,7 +45,7 @@ fn a_map_is_of_the_memory_that_its_binding_has() {
 }
 
 #[test]
-fn the_parameters_begin_where_cuda_aligns_a_map() {
+fn the_parameters_begin_where_the_driver_aligns_a_map() {
     let bench = Bench::new(4);
     let device = bench.open(0);
     let refused = |desc: KernelDesc<'static>| match device.pipeline(&desc) {
@@ -53,11 +53,27 @@ fn the_parameters_begin_where_cuda_aligns_a_map() {
         Err(error) => error.to_string(),
     };
     let without = KernelDesc { maps: vec![].into(), ..TestKernel::Box.for_cuda() };
-    assert!(refused(without).contains("the parameters end at 208 and not at 160"));
-    let with = TestKernel::Parts.for_cuda();
-    let with = KernelDesc { params: 140, maps: vec![(0, 0)].into(), ..with };
-    assert!(refused(with).contains("from a multiple of 64 on"));
+    let why = refused(without);
+    assert!(why.contains("the parameters end at 192 and not at 160"), "{why}");
+    let short = KernelDesc { params: 128, ..TestKernel::Box.for_cuda() };
+    let why = refused(short);
+    assert!(why.contains("the first is a map or aligned to 64"), "{why}");
     drop(device);
+    bench.close();
+}
+
+#[test]
+fn a_driver_that_tells_no_parameters_takes_no_tensor_maps() {
+    let mut config = driver_config(5);
+    config.param_info = false;
+    let bench = Bench::with(config, inline());
+    let device = bench.open(0);
+    let refused = device.pipeline(&TestKernel::Box.for_cuda());
+    assert!(
+        matches!(&refused, Err(Error::Unsupported(why)) if why.contains("12.4")),
+        "{refused:?}"
+    );
+    drop((refused, device));
     bench.close();
 }
 
