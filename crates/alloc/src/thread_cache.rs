@@ -541,7 +541,7 @@ impl Shard {
             if let Some(inside) = self.enter() {
                 return inside;
             }
-            // Who is inside leaves within nanoseconds, unless the scheduler took it off.
+            // The thread inside leaves within nanoseconds, unless the scheduler took it off.
             if spins < 64 {
                 spin_loop();
                 spins += 1;

@@ -115,7 +115,7 @@ impl Ring {
         (events, lost)
     }
 
-    /// Whether anything is recorded.
+    /// Returns whether anything is recorded.
     fn is_on(&self) -> bool {
         !self.slots.is_empty()
     }

@@ -59,8 +59,8 @@ unsafe fn copy_box() -> KernelBody {
     };
     KernelBody::run(move |launch| {
         let BoxAt { map, .. } = launch.params()?;
-        match tensor_map::decode(bytemuck::bytes_of(&map)) {
-            Some((_, addr)) if addr != launch.given()[0].addr => {
+        match tensor_map::address(bytemuck::bytes_of(&map)) {
+            Some(addr) if addr != launch.given()[0].addr => {
                 Err(Error::state("the tensor map has an address that is not its operand's"))
             }
             _ => copy(launch),

@@ -331,7 +331,7 @@ struct Copy {
     // The box in shared memory, and the blocks that have one.
     unsigned shared, blocks;
     bool stores;
-    // What a load signals.
+    // The mbarrier of a load.
     uintptr_t barrier;
     // The thread and the group of a store.
     const Fiber* fiber;
@@ -339,7 +339,7 @@ struct Copy {
     void* code;
     Copy* next;
 };
-// What has not run yet.
+// The copies that have not run yet.
 Copy* waiting;
 
 // Calls `f` for every 16 bytes of the box with their address in shared memory and that in the tensor. The last two numbers are the part
@@ -369,7 +369,7 @@ template <class F> void pieces(const Copy& copy, F f) {
     }
 }
 
-// What a device writes for elements outside of the tensor.
+// The bytes that a device writes for elements outside of the tensor.
 void fill(unsigned char* piece, const Tensor& tensor) {
     for (unsigned i = 0; i < 16; i += 2) {
         const unsigned short value = tensor.nan ? 0x7ff7 : 0;
@@ -430,7 +430,7 @@ void issue(Copy copy) {
     // Pieces change places within lines of 128 bytes.
     place_of(copy.shared, copy.tensor.swizzle ? (bytes + 127) / 128 * 128 : bytes);
     settle();
-    // Who looks last finds the own block's traces.
+    // The own block comes last, so its traces are the ones that are found.
     for (unsigned i = 1; i <= block.cluster; ++i) {
         const unsigned rank = (block.rank + i) % block.cluster;
         if (!(copy.blocks >> rank & 1)) continue;

@@ -101,7 +101,7 @@ struct Agent {
     unsigned rank, number;
     // The number before which any thread of the block has waited, since when, and the number for all threads.
     unsigned waited, waited_at, common;
-    // What the threads that arrived knew: those of the phase, and those before.
+    // The knowledge of the threads that arrived: in this phase, and before.
     Known arrived, done;
     // The moment before which other threads of the block share what one has waited for.
     unsigned shared() const { return rank == block.rank && block.met_at > block.cluster_met_at ? block.met_at : block.cluster_met_at; }

@@ -46,7 +46,7 @@ void fence_proxy();
 
 #ifdef LEASEHOLD_EMULATED
 
-// What the driver encodes.
+// The form of a tensor map that the driver encodes.
 typedef struct CUtensorMap_st {
     alignas(64) unsigned long long opaque[16];
 } CUtensorMap;

@@ -3,6 +3,7 @@
 //! If a tool is missing, a test prints a message and passes. With `LEASEHOLD_REQUIRE_TOOLS` it
 //! fails.
 
+use leasehold::kernel::TensorMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -270,6 +271,23 @@ fn functions_structs_and_numbers_are_those_of_the_header() {
         let prefix = if name.starts_with("LEASEHOLD_") { "" } else { "LEASEHOLD_" };
         text += &format!("_Static_assert({prefix}{name} == {number}, \"{name}\");\n");
         numbers += 1;
+    }
+    // The library reads a tensor map as its own type.
+    let elements = "U8 U16 U32 I32 U64 I64 F16 F32 F64 BF16 F32_FTZ TF32 TF32_FTZ";
+    for (number, name) in elements.split(' ').enumerate() {
+        let mut map = [0; TensorMap::BYTES as usize];
+        map[112] = number as u8;
+        let map = TensorMap::from_params(&map, 0);
+        let own = map.element().map(|e| format!("{e:?}").to_uppercase());
+        assert_eq!(own, Some(name.replace('_', "")), "{name}");
+        text += &format!("_Static_assert(LEASEHOLD_MAP_{name} == {number}, \"{name}\");\n");
+    }
+    text += "_Static_assert(sizeof(leasehold_tensor_map) == 128, \"\");\n";
+    for (field, at) in
+        [("strides", 40), ("box", 72), ("steps", 92), ("element", 112), ("reserved", 118)]
+    {
+        text +=
+            &format!("_Static_assert(offsetof(leasehold_tensor_map, {field}) == {at}, \"\");\n");
     }
     let defined = headers();
     let defined = defined.lines().filter(|l| l.starts_with("#define LEASEHOLD_")).count();

@@ -111,7 +111,7 @@ pub struct TensorMap {
     swizzle: u8,
     l2: u8,
     nan: u8,
-    unused: [u8; 10],
+    reserved: [u8; 10],
 }
 
 const _: () = assert!(size_of::<TensorMap>() == TensorMap::BYTES as usize);
@@ -326,8 +326,8 @@ fn rules(map: &TensorMap) -> Result<(), String> {
     if !(1..=5).contains(&rank) {
         return Err("sizes, box, strides and steps have the same 1 to 5 dimensions, strides one less (tensorRank)".into());
     }
-    if interleave > 2 || swizzle > 3 || l2 > 3 || nan > 1 {
-        return Err("interleave, swizzle, L2 promotion and fill are one of their names".into());
+    if interleave > 2 || swizzle > 3 || l2 > 3 || nan > 1 || map.reserved != [0; 10] {
+        return Err("interleave, swizzle, L2 promotion and fill are one of their names, and reserved bytes are 0".into());
     }
     if interleave != 0 && rank < 3 {
         return Err("an interleaved tensor has 3 dimensions or more (tensorRank)".into());

@@ -52,6 +52,9 @@ fn each_rule_is_named() {
     let mut odd = matrix();
     odd.element = 13;
     rule(odd, "tensorDataType");
+    let mut odd = matrix();
+    odd.reserved[9] = 1;
+    rule(odd, "reserved bytes are 0");
 }
 
 #[test]

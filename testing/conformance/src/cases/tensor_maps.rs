@@ -35,12 +35,12 @@ fn map(columns: u32, rows: u32) -> TensorMap {
         .strides(&[PITCH as u64 * 4])
 }
 
-/// A tensor with numbers of its own: the first number, and all of it.
+/// The numbers of a tensor, which count up from the first one.
 fn numbers(first: u32) -> Vec<u32> {
     (first..).take(PITCH * ROWS).collect()
 }
 
-/// What a box of a tensor is.
+/// The numbers of a box of a tensor.
 fn expected(all: &[u32], params: &BoxAt) -> Vec<u32> {
     let [columns, rows] = params.size.map(|n| n as i32);
     let element = |i: i32| {
@@ -51,7 +51,7 @@ fn expected(all: &[u32], params: &BoxAt) -> Vec<u32> {
     (0..columns * rows).map(element).collect()
 }
 
-/// The kernel on a runtime, or why its device has none.
+/// The kernel on a runtime. A device without tensor maps skips the case.
 fn kernel(env: &Env, runtime: &Runtime) -> Outcome<KernelBase> {
     let kernel = TestKernel::base(env.desc(TestKernel::Box)?)?;
     match kernel.prepare(runtime) {

@@ -225,7 +225,7 @@ fn a_copy_without_a_wait_is_late_in_one_of_the_orders() {
     assert_eq!(*y, [0xee; 256]);
 }
 
-/// What a load makes of the bits of `f32` in the kinds of `tf32`.
+/// The bits of an `f32` after a load in the kinds of `tf32`.
 fn tf32(bits: u32) -> u32 {
     let float = f32::from_bits(bits);
     if float.is_nan() {

@@ -317,7 +317,7 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
         };
         let bindings = std::iter::zip(launch.bindings(), launch.given());
         let operands: Vec<Operand> = bindings.map(operand).collect();
-        // What lies behind the addresses: a gap in front of tensor maps, and the parameters.
+        // The bytes behind the addresses: a gap in front of tensor maps, then the parameters.
         let params = [&vec![0; gap][..], launch.params_bytes()].concat();
         let launch = Launch {
             kernel: &name,

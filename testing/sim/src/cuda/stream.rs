@@ -135,10 +135,12 @@ impl Tables {
             )));
         }
         // A structure may be padded behind the last of a kernel's parameters.
-        let padding = match () {
-            () if function.params.is_none() || params == 0 => 0,
-            () if kernel.spec.maps => TensorMap::ALIGNMENT as usize - 1,
-            () => 7,
+        let padding = if function.params.is_none() || params == 0 {
+            0
+        } else if kernel.spec.maps {
+            TensorMap::ALIGNMENT as usize - 1
+        } else {
+            7
         };
         // The word of the grant is behind the parameters, of which an emulated function has it as
         // one.

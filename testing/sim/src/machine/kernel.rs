@@ -213,13 +213,6 @@ impl KernelSpec {
         }
     }
 
-    /// Marks a kernel whose parameters have tensor maps.
-    #[must_use]
-    pub fn with_maps(mut self) -> Self {
-        self.maps = true;
-        self
-    }
-
     /// The first byte of the parameters in the arguments of a CUDA function. Tensor maps are
     /// aligned on the device, where the arguments begin 16 bytes behind a multiple of 64.
     #[must_use]

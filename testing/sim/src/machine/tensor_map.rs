@@ -1,6 +1,7 @@
 //! The simulated form of CUDA's tensor maps: the description, a mark, and the address.
 //!
-//! The emulator reads the same bytes. A registered function reads them by [`decode`].
+//! The emulator reads the same bytes. A registered function reads them by [`address`] and
+//! [`TensorMap::from_params`].
 //!
 //! This module must not know drivers.
 
@@ -21,13 +22,10 @@ pub fn encode(addr: u64, map: &TensorMap) -> [u8; TensorMap::BYTES as usize] {
     bytes
 }
 
-/// The map and the address in a driver's form; `None` for other bytes.
+/// The address in a driver's form; `None` for other bytes.
 #[must_use]
-pub fn decode(native: &[u8]) -> Option<(TensorMap, u64)> {
-    let bytes: &[u8; TensorMap::BYTES as usize] = native.try_into().ok()?;
-    let mark = u16::from_le_bytes([bytes[MARK_AT], bytes[MARK_AT + 1]]);
-    let addr = u64::from_le_bytes(bytes[ADDRESS_AT..].try_into().ok()?);
-    let mut map = *bytes;
-    map[MARK_AT..].fill(0);
-    (mark == MARK).then(|| (TensorMap::from_params(&map, 0), addr))
+pub fn address(native: &[u8]) -> Option<u64> {
+    let native: &[u8; TensorMap::BYTES as usize] = native.try_into().ok()?;
+    let address = u64::from_le_bytes(native[ADDRESS_AT..].try_into().ok()?);
+    (native[MARK_AT..ADDRESS_AT] == MARK.to_le_bytes()).then_some(address)
 }
