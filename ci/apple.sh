@@ -31,10 +31,9 @@ types() {
     cargo clippy --quiet --locked --target "$target" --package leasehold-mps --package leasehold-sim --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --target "$target" --package leasehold-mps --no-deps
     # The programs that ci/apple.sh device builds there.
-    cargo check --quiet --locked --target "$target" --package leasehold-cli --no-default-features --features mps --example check_golden --bins
-    cargo check --quiet --locked --target "$target" --package leasehold-workbench --no-default-features --features mps --bins
-    cargo check --quiet --locked --target "$target" --package leasehold-operators --features mps --example check_device
-    cargo check --quiet --locked --target "$target" --package leasehold --features cpu,mps --examples
+    cargo check --quiet --locked --target "$target" --no-default-features --bins --examples \
+        --package leasehold-cli --package leasehold-workbench --package leasehold-operators --package leasehold \
+        --features leasehold-cli/mps,leasehold-workbench/mps,leasehold-operators/mps,leasehold/cpu,leasehold/mps
     echo "apple: clippy and rustdoc have no warning for $target"
 }
 

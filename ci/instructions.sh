@@ -2,16 +2,22 @@
 # Limits of instruction counts: what an operation costs, counted by callgrind, so that the load of
 # the machine does not matter.
 #
-#   ci/instructions.sh            compares with bench/instructions.txt; more above than the row
-#   allows is a failure
-#   ci/instructions.sh --update   writes the counts of this tree into it
+#   ci/instructions.sh [dist]            compares with bench/instructions.txt; more above than the
+#                                        row allows is a failure
+#   ci/instructions.sh [dist] --update   writes the counts of this tree into it
 #
+# A change's counts are those of the profile `release`. With `dist` they are those of what a release
+# carries, where thin LTO makes small functions of other crates no calls; it takes minutes.
 # An operation's count is the difference of two runs of its program, with 1,000 and with 11,000
-# repetitions, divided by 10,000: start-up and everything else that happens once cancels out. The
-# table says which example of which package runs it.
+# repetitions, divided by 10,000: start-up and everything else that happens once cancels out.
 set -eu
 cd "$(dirname "$0")/.."
 table=bench/instructions.txt
+profile=release
+if [ "${1:-}" = dist ]; then
+    profile=dist
+    shift
+fi
 update=${1:-}
 
 command -v valgrind >/dev/null || {
@@ -27,28 +33,20 @@ collected() {
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 status=0
-# At once, so that the programs share one build of the libraries.
-set --
-packages=$(awk '!/^#/ && NF { print $4 }' "$table" | sort -u)
-programs=$(awk '!/^#/ && NF { print $5 }' "$table" | sort -u)
-for name in $packages; do
-    set -- "$@" -p "$name"
-    folder=${name#leasehold-}
-    ! grep -qs '^bench = ' "crates/$folder/Cargo.toml" "testing/$folder/Cargo.toml" || set -- "$@" --features "$name/bench"
-done
-for name in $programs; do set -- "$@" --example "$name"; done
-cargo build --quiet --locked --profile dist "$@"
+cargo build --quiet --locked --profile "$profile" -p leasehold-capi-sim --examples
 
-while read -r operation baseline tolerance package example; do
+while read -r operation released distributed tolerance program; do
     case $operation in
         '' | '#'*)
-            echo "$operation${baseline:+ $baseline${tolerance:+ $tolerance${package:+ $package${example:+ $example}}}}" >>"$new"
+            echo "$operation${released:+ $released${distributed:+ $distributed${tolerance:+ $tolerance${program:+ $program}}}}" >>"$new"
             continue
             ;;
     esac
-    program=${CARGO_TARGET_DIR:-target}/dist/examples/$example
-    few=$(collected "$program" "$operation" 1000)
-    many=$(collected "$program" "$operation" 11000)
+    baseline=$released
+    [ "$profile" = release ] || baseline=$distributed
+    file=${CARGO_TARGET_DIR:-target}/$profile/examples/${program}_instructions
+    few=$(collected "$file" "$operation" 1000)
+    many=$(collected "$file" "$operation" 11000)
     if [ -z "$few" ] || [ -z "$many" ]; then
         echo "$operation: no count" >&2
         exit 1
@@ -62,7 +60,8 @@ while read -r operation baseline tolerance package example; do
         result="less; ci/instructions.sh --update keeps it so"
     fi
     printf '%-26s %5d instructions, baseline %5d: %s\n' "$operation" "$count" "$baseline" "$result"
-    printf '%-26s %5d %d %s %s\n' "$operation" "$count" "$tolerance" "$package" "$example" >>"$new"
+    if [ "$profile" = release ]; then released=$count; else distributed=$count; fi
+    printf '%-26s %5d %5d %d %s\n' "$operation" "$released" "$distributed" "$tolerance" "$program" >>"$new"
 done <"$table"
 
 if [ "$update" = --update ]; then

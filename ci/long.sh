@@ -11,6 +11,7 @@
 #   tests        all cases and seeds of kernels, of texts on emulated Metal and of the budgets of
 #                graphs; short: a quarter, and few large shapes
 #   ptx          the compiler gives the kernels' images; short: where a hash differs
+#   instructions the counts of the profile `dist`; short: of `release`
 #   planted      each of the planted mistakes is found; short: each patch still fits
 #   model        a hundred thousand random programs of the Python package; short: some hundreds
 #   python       the tests on each version of Python; short: the oldest, the newest and the system's
@@ -32,6 +33,7 @@ part() {
         tests) LEASEHOLD_LONG=1 ci/test.sh -p leasehold-operators -p leasehold-llama -p leasehold ;;
         ptx) ci/ptx.sh --compile ;;
         planted) ci/planted.sh ;;
+        instructions) ci/instructions.sh dist ;;
         python) ci/python.sh versions ;;
         model | torch | tinygrad) ci/python.sh "$1" ;;
         main-job) ci/programs.sh --release main-job ;;
@@ -43,7 +45,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx planted python model torch tinygrad main-job first-steps
+[ $# -gt 0 ] || set -- loom asan fuzz-memory fuzz-alloc fuzz-capi stress tests ptx instructions planted python model torch tinygrad main-job first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

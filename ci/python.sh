@@ -1,11 +1,11 @@
 #!/bin/sh
 # The Python package.
 #
-#   ci/python.sh                    builds a wheel with simulated devices, installs it into fresh
-#                                   environments, and runs the tests, the examples of its
-#                                   documentation, mypy and pyright on the oldest and the newest
-#                                   Python, and random programs against a model; the tests also with
-#                                   the oldest and the newest version of Python that is found
+#   ci/python.sh                    makes a wheel with simulated devices of the build of ci/test.sh,
+#                                   installs it into fresh environments, and runs the tests, the
+#                                   examples of its documentation, mypy and pyright on the oldest
+#                                   and the newest Python, and random programs against a model; the
+#                                   tests also with the oldest and the newest Python that is found
 #   ci/python.sh versions           the same, and the tests with each version that is found
 #   ci/python.sh model [EXAMPLES]   the random programs alone: 100,000 if no number is given
 #   ci/python.sh torch [VERSION…]   the extension against real PyTorch, the oldest version that is
@@ -25,13 +25,21 @@ here=$PWD
 mkdir -p "$work"
 
 # Later versions of mypy know no Python 3.9.
-tools() { ci/venv.sh python 'maturin>=1.9,<2' 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]'; }
+tools() { ci/venv.sh python 'maturin>=1.9,<2' wheel 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]'; }
 
-# Builds a wheel with simulated devices as pip does, and prints its path.
+# Makes a wheel with simulated devices, and prints its path. Maturin would compile all crates anew,
+# since a package alone has other features than the workspace. So the module is a library more of
+# the build of ci/test.sh, and maturin writes what describes the package.
 wheel() {
-    rm -rf "$work/wheel"
-    PATH="$tools:$PATH" "$tools/pip" wheel --no-build-isolation --no-deps --wheel-dir "$work/wheel" \
-        --config-settings=build-args="--profile release --locked --compatibility linux --features sim" ./python >&2
+    rm -rf "$work/wheel" "$work/packed"
+    mkdir -p "$work/wheel" "$work/packed"
+    PYO3_BUILD_EXTENSION_MODULE=1 cargo build --quiet --locked --workspace --all-targets --features leasehold-python/sim
+    (cd python && "$tools/maturin" pep517 write-dist-info --metadata-directory "$work/packed" \
+        --interpreter python3 --compatibility linux) >/dev/null 2>&1
+    cp -RL python/leasehold "$work/packed/leasehold"
+    find "$work/packed" -name __pycache__ -prune -exec rm -r {} +
+    strip -o "$work/packed/leasehold/_native.abi3.so" "$target/debug/lib_native.so"
+    "$tools/python" -m wheel pack --dest-dir "$work/wheel" "$work/packed" >&2
     ls "$work/wheel"/*.whl
 }
 
@@ -134,7 +142,6 @@ check() {
     "$work/full/bin/python" examples/python/saxpy.py sim-cuda:0
     # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to
     # load the module with: there it uses the C ABI's library with simulated devices.
-    cargo test --quiet --locked --workspace --no-run
     LEASEHOLD_LIBRARY="$target/debug/deps/libleasehold_capi_sim.so" tests full "$here/python/tests/torch"
     (cd "$work" && "$work/full/bin/python" "$here/python/tests/torch/test_plugin.py")
     echo "with simulated devices: ok"

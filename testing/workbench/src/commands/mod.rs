@@ -8,7 +8,6 @@ pub(crate) mod bench_cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod bench_cuda;
 pub(crate) mod conformance;
-#[path = "../../../../crates/core/examples/core_instructions/leases.rs"]
 pub(crate) mod leases;
 pub(crate) mod replay;
 pub(crate) mod run;

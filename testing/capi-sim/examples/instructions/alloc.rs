@@ -1,7 +1,7 @@
-//! Runs one single-threaded path of the allocator a number of times, for `ci/instructions.sh` to
-//! count.
-//!
-//! `alloc_instructions NAME PAIRS`
+//! Single-threaded paths of the allocator.
+
+#[expect(dead_code, reason = "these operations repeat themselves")]
+mod program;
 
 use leasehold_alloc::AllocatorConfig;
 use leasehold_core::{Error, Result};
@@ -39,10 +39,7 @@ fn random(own: &Own, live: usize, most: u64, pairs: u64) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let mut args = std::env::args().skip(1);
-    let (Some(name), Some(pairs)) = (args.next(), args.next().and_then(|n| n.parse().ok())) else {
-        return Err(Error::invalid("usage: alloc_instructions NAME PAIRS"));
-    };
+    let (name, pairs) = program::arguments()?;
     match name.as_str() {
         "alloc_cached" => ping_pong(&own(true, false)?, 4 << 10, pairs),
         "alloc_cached_marked" => ping_pong(&own(true, true)?, 4 << 10, pairs),
@@ -51,6 +48,6 @@ fn main() -> Result<()> {
         "alloc_core_large_marked" => ping_pong(&own(false, true)?, 1 << 20, pairs),
         "alloc_core_small_1000" => random(&own(false, false)?, 1_000, 32 << 10, pairs),
         "alloc_core_mixed_1000" => random(&own(false, false)?, 1_000, 4 << 20, pairs),
-        other => Err(Error::NotFound(format!("operation {other}").into())),
+        _ => Err(program::unknown(&name)),
     }
 }

@@ -1,14 +1,10 @@
-//! Runs a launch a number of times, for `ci/instructions.sh` to count: of a kernel, and of the same
-//! kernel with a type that says what a launch takes. Without arguments it names them and their
-//! times.
-//!
-//! `cargo run --release -p leasehold --example launch_instructions [-- NAME TIMES]`
+//! A launch of a kernel, and of the same kernel with a type that says what a launch takes.
 
 mod idle;
+mod program;
 
 use leasehold::kernel::{Kernel, Read, Write};
 use leasehold::{Array, Grid, KernelBase, Result, Runtime, View};
-use std::process::ExitCode;
 
 type Add = Kernel<(Read<u8>, Read<u8>, Write<u8>), [u32; 4]>;
 
@@ -43,9 +39,9 @@ impl Bench {
 const GRID: Grid = Grid::new([8, 1, 1]).threads([64, 1, 1]);
 
 /// The paths, by the names of the table.
-const PATHS: [idle::Path<Bench>; 2] =
+const PATHS: [program::Path<Bench>; 2] =
     [("untyped_launch", Bench::untyped), ("typed_launch", Bench::typed)];
 
-fn main() -> ExitCode {
-    idle::main(Bench::new, &PATHS)
+fn main() -> Result<()> {
+    program::run(Bench::new, &PATHS)
 }

@@ -1,16 +1,13 @@
-//! Runs a launch by the C ABI, or the same by Rust, a number of times, for `ci/instructions.sh` to
-//! count; without arguments names them and their times.
-//!
-//! `cargo run --release -p leasehold-capi-sim --example capi_instructions [-- NAME TIMES]`
+//! A launch by the C ABI, and the same by Rust.
 
 mod idle;
+mod program;
 
 use leasehold::{Buffer, Error, Grid, KernelBase, Lease, Result, Runtime, View};
 use leasehold_capi::extend::Lent;
 use leasehold_capi::ffi::{
     LEASEHOLD_READ, LEASEHOLD_WRITE, LeaseholdGrid, LeaseholdOperand, leasehold_stream_launch,
 };
-use std::process::ExitCode;
 use std::ptr::null_mut;
 
 const PARAMS: [u32; 4] = [0; 4];
@@ -78,9 +75,9 @@ impl Bench {
 }
 
 /// The paths, by the names of the table.
-const PATHS: [idle::Path<Bench>; 2] =
+const PATHS: [program::Path<Bench>; 2] =
     [("rust_launch", Bench::by_rust), ("capi_launch", Bench::by_c)];
 
-fn main() -> ExitCode {
-    idle::main(Bench::new, &PATHS)
+fn main() -> Result<()> {
+    program::run(Bench::new, &PATHS)
 }

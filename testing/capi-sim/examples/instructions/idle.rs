@@ -1,5 +1,5 @@
-//! A backend that accepts everything and does nothing, at once, and the program that runs a path
-//! over it a number of times. What is counted is the public path alone.
+//! A backend that accepts everything and does nothing, at once. What is counted over it is the
+//! public path alone, and the same every time.
 
 use leasehold::backend::{
     Description, Device, GraphExec, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
@@ -16,9 +16,8 @@ use leasehold::{
 };
 use leasehold_alloc::AllocatorConfig;
 use leasehold_sim::memory::FakeBacking;
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A runtime of the backend's device.
 pub fn runtime() -> Result<Runtime> {
@@ -38,55 +37,6 @@ pub fn kernel() -> Result<KernelBase> {
         .params_of::<[u32; 4]>();
     // SAFETY: the device runs nothing.
     unsafe { KernelBase::new(desc.aligned(4)) }
-}
-
-/// A path with its name.
-pub type Path<B> = (&'static str, fn(&B) -> Result<()>);
-
-/// Runs the path that the arguments name, as often as they say. Without arguments it prints all
-/// paths with their times.
-pub fn main<B>(bench: fn() -> Result<B>, paths: &[Path<B>]) -> ExitCode {
-    let mut args = std::env::args().skip(1);
-    let (name, times) = (args.next(), args.next().and_then(|n| n.parse().ok()));
-    run(bench, paths, name, times).unwrap_or_else(|e| {
-        eprintln!("{e}");
-        ExitCode::FAILURE
-    })
-}
-
-fn run<B>(
-    bench: fn() -> Result<B>,
-    paths: &[Path<B>],
-    name: Option<String>,
-    times: Option<u32>,
-) -> Result<ExitCode> {
-    let bench = bench()?;
-    match (name, times) {
-        (Some(name), Some(times)) => {
-            let Some((_, body)) = paths.iter().find(|p| p.0 == name) else {
-                eprintln!("no path {name}");
-                return Ok(ExitCode::from(2));
-            };
-            (0..times).try_for_each(|_| body(&bench))?;
-        }
-        (None, _) => {
-            for (name, body) in paths {
-                let mut rounds: Vec<Duration> = Vec::new();
-                for _ in 0..31 {
-                    let start = Instant::now();
-                    (0..10_000).try_for_each(|_| body(&bench))?;
-                    rounds.push(start.elapsed());
-                }
-                rounds.sort();
-                println!("{name:26} {:6.1} ns", rounds[15].as_secs_f64() * 1e9 / 10_000.0);
-            }
-        }
-        _ => {
-            eprintln!("usage: PROGRAM [NAME TIMES]");
-            return Ok(ExitCode::from(2));
-        }
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// A stream whose work is over as soon as it is submitted.

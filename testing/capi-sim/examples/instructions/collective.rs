@@ -1,9 +1,9 @@
-//! Runs one of the calls of a communicator a number of times, for `ci/instructions.sh` to count.
-//!
-//! `target/release/examples/collective_instructions NAME TIMES`
+//! The calls of a communicator.
 //!
 //! The library accepts everything and enqueues nothing. The device is a simulated CUDA device. So
 //! what is counted is the public path with the engine below, the same every time.
+
+mod program;
 
 use leasehold::{Array, Context, Result, Runtime};
 use leasehold_collective::driver::{Call, CollectiveOps, Communicator, Place};
@@ -11,7 +11,6 @@ use leasehold_collective::{Comm, CommConfig, Reduce, World};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_sim::MachineConfig;
 use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 /// A library that does nothing, at once.
@@ -62,10 +61,8 @@ impl Bench {
     }
 }
 
-type Body = fn(&Bench) -> Result<()>;
-
 /// The calls, by the names of the table.
-const CALLS: [(&str, Body); 2] = [
+const PATHS: [program::Path<Bench>; 2] = [
     ("comm_all_reduce", |b| b.comm.all_reduce(b.runtime.stream(), &b.x, Reduce::Sum)),
     ("comm_group_of_two", |b| {
         b.comm.group(b.runtime.stream(), |g| {
@@ -75,16 +72,6 @@ const CALLS: [(&str, Body); 2] = [
     }),
 ];
 
-fn main() -> Result<ExitCode> {
-    let mut args = std::env::args().skip(1);
-    let named = args.next().and_then(|name| CALLS.iter().find(|call| call.0 == name));
-    let (Some((_, body)), Some(times)) = (named, args.next().and_then(|n| n.parse::<u32>().ok()))
-    else {
-        let names = CALLS.map(|call| call.0).join(" or ");
-        eprintln!("usage: collective_instructions NAME TIMES; a name is {names}");
-        return Ok(ExitCode::from(2));
-    };
-    let bench = Bench::new()?;
-    (0..times).try_for_each(|_| body(&bench))?;
-    Ok(ExitCode::SUCCESS)
+fn main() -> Result<()> {
+    program::run(Bench::new, &PATHS)
 }

@@ -1,16 +1,10 @@
-//! Runs one of the runtime's hot paths a number of times, for `ci/instructions.sh` to count;
-//! without arguments names them and their times.
-//!
-//! `cargo run --release -p leasehold --example runtime_instructions [-- NAME TIMES]`
-//!
-//! The backend does nothing (`idle`), so what is counted is the public path alone and the same
-//! every time.
+//! The runtime's hot paths: memory, sessions, graphs, copies.
 
 mod idle;
+mod program;
 
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{Graph, KernelBase, KernelSession, Lease, Result, Runtime, View};
-use std::process::ExitCode;
 
 struct Bench {
     runtime: Runtime,
@@ -46,7 +40,7 @@ fn session(
 }
 
 /// The paths, by the names of the table.
-const PATHS: [idle::Path<Bench>; 6] = [
+const PATHS: [program::Path<Bench>; 6] = [
     ("runtime_alloc_drop", |b| b.runtime.alloc(4096).map(drop)),
     ("runtime_alloc_drop_large", |b| b.runtime.alloc(1 << 20).map(drop)),
     ("session_begin_finish", |b| session(&b.runtime, &b.kernel, &b.operands)),
@@ -55,6 +49,6 @@ const PATHS: [idle::Path<Bench>; 6] = [
     ("copy_pinned_down", |b| b.runtime.stream().copy_pinned(b.pinned.view(), b.operands[0].view())),
 ];
 
-fn main() -> ExitCode {
-    idle::main(Bench::new, &PATHS)
+fn main() -> Result<()> {
+    program::run(Bench::new, &PATHS)
 }

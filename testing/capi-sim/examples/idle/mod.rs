@@ -1,1 +1,0 @@
-../../../../crates/leasehold/examples/idle/mod.rs
