@@ -89,6 +89,36 @@ unsafe fn copy_box(args: &CpuArgs<'_>) {
     }
 }
 
+/// The number of a tile, or of another one of its launch, and the elements that are a tile's own.
+fn number(args: &CpuArgs<'_>, [x, y, z]: [u32; 3]) -> (u32, usize) {
+    let [across, down, _] = args.grid();
+    let number = x + across * (y + down * z);
+    (number, (number * TestKernel::BLOCK) as usize)
+}
+
+unsafe fn cluster(args: &CpuArgs<'_>) {
+    // Ranks of a cluster count x first too.
+    let (of, tile) = (TestKernel::CLUSTER, args.tile());
+    let [x, y, z]: [u32; 3] = std::array::from_fn(|i| tile[i] % of[i]);
+    let next = (x + of[0] * (y + of[1] * z) + 1) % of.iter().product::<u32>();
+    let place = [next % of[0], next / of[0] % of[1], next / of[0] / of[1]];
+    let found = number(args, std::array::from_fn(|i| tile[i] / of[i] * of[i] + place[i])).0;
+    let own = number(args, tile).1;
+    // SAFETY: each tile has its own elements.
+    unsafe { args.slice_mut::<u32>(0, own, TestKernel::BLOCK as usize) }.fill(found);
+}
+
+/// As if all tiles had arrived: a device that runs tiles one by one is no place for the kernel.
+unsafe fn together(args: &CpuArgs<'_>) {
+    let blocks = args.grid().iter().product();
+    let own = number(args, args.tile()).1;
+    // SAFETY: tiles change the first binding atomically, and have elements of their own.
+    unsafe {
+        (*args.pointer::<AtomicU32>(0).0).fetch_add(1, Ordering::Relaxed);
+        args.slice_mut::<u32>(1, own, TestKernel::BLOCK as usize).fill(blocks);
+    }
+}
+
 unsafe fn spin(args: &CpuArgs<'_>) {
     // SAFETY: the flag is four aligned bytes, which other code writes atomically during the call.
     let flag = unsafe { &*args.pointer::<AtomicU32>(0).0 };
@@ -140,6 +170,10 @@ impl TestKernel {
     /// kernel has no clock.
     pub const MSL: &str = include_str!("kernels/mps/test_kernels.metal");
 
+    /// The test kernel with clusters, compiled from `kernels/cuda/cluster.cu` for compute
+    /// capability 9.0 and later.
+    pub const CLUSTER_PTX: &str = include_str!("kernels/cuda/ptx/cluster.ptx");
+
     /// The test kernel with a tensor map, compiled from `kernels/cuda/box.cu` for compute
     /// capability 9.0 and later.
     pub const BOX_PTX: &str = include_str!("kernels/cuda/ptx/box.ptx");
@@ -165,7 +199,11 @@ impl TestKernel {
     /// The kernel for CUDA, as PTX.
     #[must_use]
     pub fn for_cuda(self) -> KernelDesc<'static> {
-        let ptx = if self == TestKernel::Box { Self::BOX_PTX } else { Self::PTX };
+        let ptx = match self {
+            TestKernel::Box => Self::BOX_PTX,
+            TestKernel::Cluster => Self::CLUSTER_PTX,
+            _ => Self::PTX,
+        };
         self.with_source(KernelSource::Ptx(ptx.into()))
     }
 
@@ -190,6 +228,8 @@ impl TestKernel {
             TestKernel::Limited => limited,
             TestKernel::Parts => parts,
             TestKernel::Box => copy_box,
+            TestKernel::Cluster => cluster,
+            TestKernel::Together => together,
             TestKernel::SpinUntilFlag => spin,
             TestKernel::Trap => trap,
             TestKernel::OutOfBounds => out_of_bounds,
@@ -205,6 +245,8 @@ impl TestKernel {
             early_reads: self.early_reads(),
             limits: self.limits().into(),
             maps: self.maps().into(),
+            cluster: if self == TestKernel::Cluster { Self::CLUSTER } else { [1; 3] },
+            cooperative: self == TestKernel::Together,
             ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
     }
@@ -214,6 +256,12 @@ impl TestKernel {
     /// a fault.
     fn check(self) -> KernelCheck {
         KernelCheck::new(move |launch| {
+            let blocks = launch.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+            if matches!(self, TestKernel::Cluster | TestKernel::Together) {
+                let out = u32::from(self == TestKernel::Together) as usize;
+                launch.want(0, 4)?;
+                return launch.want(out, blocks.saturating_mul(u64::from(Self::BLOCK) * 4));
+            }
             let [blocks, 1, 1] = launch.grid else {
                 return Err(Error::invalid("a grid of one dimension"));
             };
@@ -254,7 +302,7 @@ impl TestKernel {
                     Err(Error::invalid("one block looks at the flag"))
                 }
                 TestKernel::SpinUntilFlag => launch.want(0, 4).and_then(|()| launch.want(1, 4)),
-                TestKernel::Trap | TestKernel::OutOfBounds => Ok(()),
+                _ => Ok(()),
             }
         })
     }
