@@ -37,6 +37,10 @@ pub enum TestKernel {
     /// `out` is a box of a tensor of two dimensions, with zeros out of bounds. Bindings: the
     /// tensor, out. Parameters: [`BoxAt`]. One block. CUDA has it from compute capability 9.0 on.
     Box,
+    /// The same as [`Box`](Self::Box), of a tensor whose rows are as long as the box's, and zero if
+    /// the box ends beyond the limit. Bindings: the tensor, the limit (a number of bytes, of 64
+    /// bits), out. It reads the tensor only below the limit ([`KernelDesc::limits`]).
+    LimitedBox,
     /// A block's elements are the number of the next block in its cluster
     /// ([`CLUSTER`](Self::CLUSTER)), from that block's shared memory. Bindings: out. The grid has
     /// three dimensions, and a block's number counts x first. CUDA has it from compute capability
@@ -77,13 +81,14 @@ impl BoxAt {
 
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 11] = [
+    pub const ALL: [TestKernel; 12] = [
         TestKernel::Fill,
         TestKernel::Add,
         TestKernel::EarlyAdd,
         TestKernel::Limited,
         TestKernel::Parts,
         TestKernel::Box,
+        TestKernel::LimitedBox,
         TestKernel::Cluster,
         TestKernel::Together,
         TestKernel::SpinUntilFlag,
@@ -107,6 +112,7 @@ impl TestKernel {
             TestKernel::Limited => "conformance_limited",
             TestKernel::Parts => "conformance_parts",
             TestKernel::Box => "conformance_box",
+            TestKernel::LimitedBox => "conformance_limited_box",
             TestKernel::Cluster => "conformance_cluster",
             TestKernel::Together => "conformance_together",
             TestKernel::SpinUntilFlag => "conformance_spin",
@@ -121,9 +127,10 @@ impl TestKernel {
         match self {
             TestKernel::Fill | TestKernel::Cluster | TestKernel::OutOfBounds => &[Access::Write],
             TestKernel::Together => &[Access::ReadWrite, Access::Write],
-            TestKernel::Add | TestKernel::EarlyAdd | TestKernel::Limited => {
-                &[Access::Read, Access::Read, Access::Write]
-            }
+            TestKernel::Add
+            | TestKernel::EarlyAdd
+            | TestKernel::Limited
+            | TestKernel::LimitedBox => &[Access::Read, Access::Read, Access::Write],
             TestKernel::Parts => &[Access::ReadWrite, Access::Read, Access::Write],
             TestKernel::SpinUntilFlag | TestKernel::Box => &[Access::Read, Access::Write],
             TestKernel::Trap => &[],
@@ -139,13 +146,19 @@ impl TestKernel {
     /// The bindings that have a limit, each with the binding that has it.
     #[must_use]
     pub fn limits(self) -> &'static [(u32, u32)] {
-        if matches!(self, TestKernel::Limited | TestKernel::Parts) { &[(0, 1)] } else { &[] }
+        match self {
+            TestKernel::Limited | TestKernel::Parts | TestKernel::LimitedBox => &[(0, 1)],
+            _ => &[],
+        }
     }
 
     /// The tensor maps in the parameters, each with its binding and its offset.
     #[must_use]
     pub fn maps(self) -> &'static [(u32, u32)] {
-        if self == TestKernel::Box { &[(0, 0)] } else { &[] }
+        match self {
+            TestKernel::Box | TestKernel::LimitedBox => &[(0, 0)],
+            _ => &[],
+        }
     }
 
     /// Bytes of the parameters.
@@ -154,7 +167,7 @@ impl TestKernel {
         match self {
             TestKernel::Fill | TestKernel::SpinUntilFlag => 4,
             TestKernel::Parts => 12,
-            TestKernel::Box => size_of::<BoxAt>() as u32,
+            TestKernel::Box | TestKernel::LimitedBox => size_of::<BoxAt>() as u32,
             TestKernel::Add
             | TestKernel::EarlyAdd
             | TestKernel::Limited

@@ -71,15 +71,31 @@ unsafe fn parts(args: &CpuArgs<'_>) {
 }
 
 unsafe fn copy_box(args: &CpuArgs<'_>) {
+    // SAFETY: by this function's contract.
+    unsafe { boxed(args, 1, true) };
+}
+
+unsafe fn limited_box(args: &CpuArgs<'_>) {
+    let BoxAt { at: [_, row], size: [columns, rows], .. } = args.params();
+    // SAFETY: the limit is eight bytes, and nobody writes it during the launch.
+    let limit = unsafe { args.pointer::<u64>(1).0.read_unaligned() };
+    let end = (i64::from(row) + i64::from(rows)) * i64::from(columns) * 4;
+    // SAFETY: by this function's contract.
+    unsafe { boxed(args, 2, row >= 0 && u64::try_from(end).is_ok_and(|end| end <= limit)) };
+}
+
+/// Copies a box to binding `out`, or sets it to zero.
+unsafe fn boxed(args: &CpuArgs<'_>, out: usize, is_there: bool) {
     let BoxAt { map, at, size } = args.params();
     let [columns, rows] = size.map(|n| n as usize);
     // SAFETY: one tile reads the tensor and writes the output.
     let (from, out) =
-        unsafe { (args.pointer::<u8>(0).0, args.slice_mut::<u32>(1, 0, columns * rows)) };
+        unsafe { (args.pointer::<u8>(0).0, args.slice_mut::<u32>(out, 0, columns * rows)) };
     for (i, o) in out.iter_mut().enumerate() {
         let place = [i % columns, i / columns];
         let place: [i64; 2] = std::array::from_fn(|d| i64::from(at[d]) + place[d] as i64);
-        let is_inside = (0..2).all(|d| u64::try_from(place[d]).is_ok_and(|p| p < map.size(d)));
+        let is_inside =
+            is_there && (0..2).all(|d| u64::try_from(place[d]).is_ok_and(|p| p < map.size(d)));
         *o = 0;
         if is_inside {
             let byte = place[0] as u64 * 4 + place[1] as u64 * map.stride(1);
@@ -200,7 +216,7 @@ impl TestKernel {
     #[must_use]
     pub fn for_cuda(self) -> KernelDesc<'static> {
         let ptx = match self {
-            TestKernel::Box => Self::BOX_PTX,
+            TestKernel::Box | TestKernel::LimitedBox => Self::BOX_PTX,
             TestKernel::Cluster => Self::CLUSTER_PTX,
             _ => Self::PTX,
         };
@@ -228,6 +244,7 @@ impl TestKernel {
             TestKernel::Limited => limited,
             TestKernel::Parts => parts,
             TestKernel::Box => copy_box,
+            TestKernel::LimitedBox => limited_box,
             TestKernel::Cluster => cluster,
             TestKernel::Together => together,
             TestKernel::SpinUntilFlag => spin,
@@ -285,7 +302,7 @@ impl TestKernel {
                     launch.want(1, 8 * (last / each + 1))?;
                     launch.want(2, 4 * elements)
                 }
-                TestKernel::Box => {
+                TestKernel::Box | TestKernel::LimitedBox => {
                     let BoxAt { map, at: [column, _], size: [columns, rows] } = launch.params()?;
                     let is_flat = map.rank() == 2
                         && (map.box_of(0), map.box_of(1)) == (columns, rows)
@@ -296,7 +313,11 @@ impl TestKernel {
                     if blocks != 1 || !is_flat || elements > BoxAt::ELEMENTS || column % 4 != 0 {
                         return Err(Error::invalid("one block, and a small box of numbers"));
                     }
-                    launch.want(1, u64::from(elements) * 4)
+                    let is_limited = self == TestKernel::LimitedBox;
+                    if is_limited && map.stride(1) != u64::from(columns) * 4 {
+                        return Err(Error::invalid("rows that are as long as the box's"));
+                    }
+                    launch.want(1 + usize::from(is_limited), u64::from(elements) * 4)
                 }
                 TestKernel::SpinUntilFlag if blocks != 1 => {
                     Err(Error::invalid("one block looks at the flag"))
