@@ -43,9 +43,9 @@ CIRCLES = {
 SIZES = {
     "packages": 24,
     "floors": 9,
-    "lines of Rust in crates/*/src": 86_900,
-    "lines of Rust": 256_000,
-    "public methods of leasehold": 250,
+    "lines of Rust in crates/*/src": 87_300,
+    "lines of Rust": 257_400,
+    "public methods of leasehold": 251,
     "files of alloc with methods of Inner": 10,
     "lines of ARCHITECTURE.md": 180,
 }

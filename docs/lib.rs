@@ -17,6 +17,7 @@ pages! {
     out_of_memory "how-to/out-of-memory.md"
     suspend_weights "how-to/suspend-weights.md"
     tensor_maps "how-to/tensor-maps.md"
+    blocks_together "how-to/blocks-together.md"
     growing_memory "how-to/growing-memory.md"
     graph_budget "how-to/graph-budget.md"
     partitions "how-to/partitions.md"

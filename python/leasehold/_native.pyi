@@ -265,6 +265,10 @@ class Kernel:
         entry: str | None = None,
         alignment: int = 1,
         overlap: Literal["refused", "in_place", "any"] = "refused",
+        cluster: _Grid = 1,
+        cooperative: bool = False,
+        dependent_launch: bool = False,
+        reading_early: Sequence[int] = (),
         trusted: bool = False,
     ) -> Self: ...
     @property
@@ -272,6 +276,25 @@ class Kernel:
     @property
     def args(self) -> tuple[str, ...]: ...
     def prepare(self, device: Device | str) -> None: ...
+    def resident_blocks(
+        self, device: Device | str, *, block: _Grid = 1, shared_bytes: int = 0
+    ) -> int: ...
+
+@final
+class TensorMap:
+    def __new__(
+        cls,
+        element: Any,
+        sizes: Sequence[int],
+        box: Sequence[int],
+        *,
+        strides: Sequence[int] | None = None,
+        steps: Sequence[int] | None = None,
+        swizzle: Literal[0, 32, 64, 128] = 0,
+        interleave: Literal[0, 16, 32] = 0,
+        l2_promotion: Literal[0, 64, 128, 256] = 0,
+        fill_nan: bool = False,
+    ) -> Self: ...
 
 @final
 class Graph:

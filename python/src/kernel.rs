@@ -6,18 +6,29 @@ use crate::device::state;
 use crate::dtype::{self, DType};
 use crate::errors::{Class, invalid, raise};
 use crate::memory::Block;
-use leasehold::kernel::{CpuCFn, Grid, KernelCheck, KernelDesc, KernelSource, Overlap};
+use crate::tensor_map::TensorMapObject;
+use leasehold::kernel::{
+    CpuCFn, Grid, KernelCheck, KernelDesc, KernelSource, Overlap, Params, TensorMap,
+};
 use leasehold::{Access, KernelBase};
 use leasehold_core::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList, PyString, PyTuple};
+use std::borrow::Cow;
 
-/// The arguments that a kernel takes: buffers, then numbers.
+/// A part of the parameters.
+enum Part {
+    /// A tensor map of a buffer.
+    Map(u32),
+    Number(DType),
+}
+
+/// The arguments that a kernel takes: buffers, then tensor maps, then numbers.
 pub(crate) struct Signature {
     name: String,
     access: Vec<Access>,
-    /// Each number's type, and where it lies in the parameters.
-    numbers: Vec<(DType, usize)>,
+    /// Each map and number, and where it lies in the parameters.
+    numbers: Vec<(Part, usize)>,
     params: usize,
 }
 
@@ -41,7 +52,9 @@ pub(crate) fn items<'py>(of: &Bound<'py, PyAny>, what: &str) -> PyResult<Vec<Bou
 }
 
 impl Signature {
-    fn new(name: &str, args: &Bound<'_, PyAny>) -> PyResult<Self> {
+    /// The arguments of these kinds. The parameters have the size of C's structure, or end with
+    /// the last number where a word follows them (`unpadded`).
+    fn new(name: &str, args: &Bound<'_, PyAny>, unpadded: bool) -> PyResult<Self> {
         let (mut access, mut numbers, mut end, mut widest) = (Vec::new(), Vec::new(), 0, 1);
         for arg in items(args, "the kinds of a kernel's arguments")? {
             let word = arg.extract::<String>().unwrap_or_default();
@@ -60,12 +73,24 @@ impl Signature {
                 access.push(buffer);
                 continue;
             }
+            if let Some(of) = word.strip_prefix("tensor_map:").and_then(|of| of.parse().ok()) {
+                if numbers.iter().any(|(part, _)| matches!(part, Part::Number(_))) {
+                    return Err(invalid(format!(
+                        "kernel {name}: a tensor map behind a number; a kernel takes its buffers \
+                         first, then its maps"
+                    )));
+                }
+                numbers.push((Part::Map(of), end));
+                end += TensorMap::BYTES as usize;
+                continue;
+            }
             let number = dtype::parse(&arg).map_err(|error| {
                 arguments::because(
                     arg.py(),
                     invalid(format!(
                         "kernel {name}: {} is no kind of argument; a buffer is \"read\", \"write\" \
-                         or \"read_write\", and a number its type, such as \"float32\"",
+                         or \"read_write\", a map of buffer 0 is \"tensor_map:0\", and a number its \
+                         type, such as \"float32\"",
                         arg.repr().map_or_else(|_| word, |text| text.to_string())
                     )),
                     error,
@@ -74,10 +99,10 @@ impl Signature {
             let part = number.part();
             let at = usize::next_multiple_of(end, part);
             (end, widest) = (at + number.size as usize, widest.max(part));
-            numbers.push((number, at));
+            numbers.push((Part::Number(number), at));
         }
         // As a struct of C has it.
-        let params = end.next_multiple_of(widest);
+        let params = end.next_multiple_of(if unpadded { 4 } else { widest });
         Ok(Self { name: name.to_owned(), access, numbers, params })
     }
 
@@ -92,7 +117,22 @@ impl Signature {
             )));
         }
         let mut params = vec![0; self.params];
-        for (number, (dtype, at)) in numbers.iter().zip(&self.numbers) {
+        for (number, (part, at)) in numbers.iter().zip(&self.numbers) {
+            let dtype = match part {
+                Part::Number(dtype) => dtype,
+                Part::Map(of) => {
+                    let map = number.cast::<TensorMapObject>().map_err(|_| {
+                        Class::ArgumentType.error(format!(
+                            "kernel {} takes a TensorMap of its buffer {of}, not {}",
+                            self.name,
+                            number.get_type()
+                        ))
+                    })?;
+                    let bytes = Params::bytes(&map.get().0);
+                    params[*at..at + bytes.len()].copy_from_slice(bytes);
+                    continue;
+                }
+            };
             let to = &mut params[*at..at + dtype.size as usize];
             if !dtype.pack_plain(number, to) {
                 to.copy_from_slice(&dtype.pack(number)?);
@@ -131,6 +171,15 @@ impl Signature {
         Ok(Arguments { blocks, ranges, params })
     }
 
+    /// The tensor maps, each with its buffer and its place.
+    fn maps(&self) -> Vec<(u32, u32)> {
+        let map = |(part, at): &(Part, usize)| match part {
+            Part::Map(of) => Some((*of, *at as u32)),
+            Part::Number(_) => None,
+        };
+        self.numbers.iter().filter_map(map).collect()
+    }
+
     pub(crate) fn access(&self) -> &[Access] {
         &self.access
     }
@@ -166,8 +215,9 @@ pub(crate) fn directions(of: &Bound<'_, PyAny>, what: &str) -> PyResult<[u32; 3]
 /// name
 ///     The name in reports, and of the function in `cuda` and `ptx` unless `entry` says another.
 /// args
-///     The kinds of the arguments: `"read"`, `"write"` or `"read_write"` for each buffer, and
-///     then a type such as `"float32"` for each number.
+///     The kinds of the arguments: `"read"`, `"write"` or `"read_write"` for each buffer, then
+///     `"tensor_map:0"` for each `TensorMap`, with the number of its buffer, and then a type such
+///     as `"float32"` for each number. A function with maps takes each as a parameter of its own.
 /// cuda
 ///     A text of CUDA C++, which is compiled at the first launch. Its function is
 ///     `extern "C" __global__` and takes a pointer for each buffer, then the numbers.
@@ -184,6 +234,18 @@ pub(crate) fn directions(of: &Bound<'_, PyAny>, what: &str) -> PyResult<[u32; 3]
 ///     What the buffers' addresses are multiples of.
 /// overlap
 ///     `"refused"`; `"in_place"`: two buffers may be the same range; `"any"`.
+/// cluster
+///     The blocks of a cluster, of which each launch is made: a number, or one for each direction.
+///     CUDA alone has clusters, from compute capability 9.0 on.
+/// cooperative
+///     All blocks of a launch run at the same time, so that they may wait for each other. CUDA
+///     alone has such launches. A launch of more blocks than `resident_blocks` is refused.
+/// dependent_launch
+///     The code waits itself for the kernels in front of it in a graph (`griddepcontrol.wait`), so
+///     that its blocks may begin while these run.
+/// reading_early
+///     The buffers that the code may read before it waits. It takes one `unsigned` more, behind its
+///     numbers, with a bit for each buffer that a graph lets it read so.
 /// trusted
 ///     Must be `True`.
 ///
@@ -233,8 +295,8 @@ fn text(of: &Bound<'_, PyAny>, what: &str) -> PyResult<String> {
 impl KernelObject {
     #[new]
     #[pyo3(
-        signature = (name, args, *, cuda=None, ptx=None, cpu=None, options=None, entry=None, alignment=None, overlap=None, trusted=None),
-        text_signature = "(name, args, *, cuda=None, ptx=None, cpu=None, options=(), entry=None, alignment=1, overlap='refused', trusted=False)"
+        signature = (name, args, *, cuda=None, ptx=None, cpu=None, options=None, entry=None, alignment=None, overlap=None, cluster=None, cooperative=None, dependent_launch=None, reading_early=None, trusted=None),
+        text_signature = "(name, args, *, cuda=None, ptx=None, cpu=None, options=(), entry=None, alignment=1, overlap='refused', cluster=1, cooperative=False, dependent_launch=False, reading_early=(), trusted=False)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -247,12 +309,25 @@ impl KernelObject {
         entry: Option<&Bound<'_, PyAny>>,
         alignment: Option<&Bound<'_, PyAny>>,
         overlap: Option<&Bound<'_, PyAny>>,
+        cluster: Option<&Bound<'_, PyAny>>,
+        cooperative: Option<&Bound<'_, PyAny>>,
+        dependent_launch: Option<&Bound<'_, PyAny>>,
+        reading_early: Option<&Bound<'_, PyAny>>,
         trusted: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let name = text(name, "a kernel's name is a text")?;
         let trusts =
             trusted.is_some_and(|trusted| trusted.cast::<PyBool>().is_ok_and(|t| t.is_true()));
-        let signature = Signature::new(&name, args)?;
+        let early: Vec<u32> = reading_early.map_or(Ok(Vec::new()), |early| {
+            arguments::list(early, "buffers that are read early have numbers", (30, "buffers"))
+        })?;
+        let cluster = cluster.map_or(Ok([1; 3]), |cluster| directions(cluster, "a cluster"))?;
+        let flag = |of: Option<&Bound<'_, PyAny>>, what: &str| {
+            of.map_or(Ok(false), |of| arguments::value::<bool>(of, what))
+        };
+        let cooperative = flag(cooperative, "cooperative is a bool")?;
+        let dependent_launch = flag(dependent_launch, "dependent_launch is a bool")?;
+        let signature = Signature::new(&name, args, !early.is_empty())?;
         let entry = entry.map_or(Ok(name.clone()), |entry| text(entry, "an entry is a text"))?;
         let mut sources = Vec::new();
         if let Some(source) = cuda {
@@ -303,8 +378,9 @@ impl KernelObject {
         let desc = |source| {
             let desc = KernelDesc::new(name.clone(), source, &signature.access, check.clone());
             let desc = desc.entry(entry.clone()).aligned(alignment.unwrap_or(1));
-            let mut desc = desc.overlapping(overlap);
-            desc.params = signature.params as u32;
+            let mut desc = desc.overlapping(overlap).cluster(cluster).reading_early(&early);
+            (desc.cooperative, desc.dependent_launch) = (cooperative, dependent_launch);
+            (desc.params, desc.maps) = (signature.params as u32, signature.maps().into());
             desc
         };
         let descs = sources.into_iter().map(desc).collect();
@@ -338,6 +414,31 @@ impl KernelObject {
         device.py().detach(prepare).map_err(raise)
     }
 
+    /// The blocks of the kernel that a device runs at the same time while nothing else runs, each
+    /// with so many threads and bytes of shared memory. A cooperative launch has no more.
+    ///
+    /// Raises what `prepare` does, and `UnsupportedError` on other devices than CUDA's.
+    #[pyo3(
+        signature = (device, *, block=None, shared_bytes=None),
+        text_signature = "($self, device, *, block=1, shared_bytes=0)"
+    )]
+    fn resident_blocks(
+        &self,
+        device: &Bound<'_, PyAny>,
+        block: Option<&Bound<'_, PyAny>>,
+        shared_bytes: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let threads = block.map_or(Ok([1; 3]), |block| directions(block, "a block"))?;
+        let shared = arguments::optional(shared_bytes, "shared_bytes is a number of bytes")?;
+        let threads = threads.iter().fold(1, |n: u32, &of| n.saturating_mul(of));
+        let state = state(device)?;
+        let count = || {
+            state.use_streams()?;
+            self.base.resident_blocks(&state.runtime, threads, shared.unwrap_or(0))
+        };
+        device.py().detach(count).map_err(raise)
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let name = PyString::new(py, self.name()).repr()?;
         Ok(format!("Kernel({name}, {})", PyList::new(py, self.kinds())?.repr()?))
@@ -345,14 +446,17 @@ impl KernelObject {
 }
 
 impl KernelObject {
-    fn kinds(&self) -> Vec<&'static str> {
+    fn kinds(&self) -> Vec<Cow<'static, str>> {
         let buffer = |access: &Access| match access {
-            Access::Read => "read",
-            Access::Write => "write",
-            Access::ReadWrite => "read_write",
+            Access::Read => "read".into(),
+            Access::Write => "write".into(),
+            Access::ReadWrite => "read_write".into(),
         };
         let signature = &self.signature;
-        let numbers = signature.numbers.iter().map(|(dtype, _)| dtype.name);
+        let numbers = signature.numbers.iter().map(|(part, _)| match part {
+            Part::Map(of) => format!("tensor_map:{of}").into(),
+            Part::Number(dtype) => dtype.name.into(),
+        });
         signature.access.iter().map(buffer).chain(numbers).collect()
     }
 }

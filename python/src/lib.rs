@@ -40,6 +40,7 @@ mod model;
 mod operators;
 mod recorded;
 mod stream;
+mod tensor_map;
 mod waits;
 
 use pyo3::exceptions::PyImportError;
@@ -79,6 +80,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream::StreamObject>()?;
     module.add_class::<event::EventObject>()?;
     module.add_class::<kernel::KernelObject>()?;
+    module.add_class::<tensor_map::TensorMapObject>()?;
     module.add_class::<graph::GraphObject>()?;
     module.add_class::<download::Download>()?;
     module.add_class::<model::ModelObject>()?;

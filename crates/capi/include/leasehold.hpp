@@ -257,6 +257,24 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
             maps_.push_back({binding, offset});
             return *this;
         }
+        /* A launch is made of clusters of so many blocks. */
+        builder &cluster(std::array<std::uint32_t, 3> blocks) {
+            cluster_ = blocks;
+            return *this;
+        }
+        /* All blocks of a launch run at the same time; see resident_blocks. */
+        builder &cooperative() {
+            flags_ |= LEASEHOLD_KERNEL_COOPERATIVE;
+            return *this;
+        }
+        /* The code waits itself for the kernels in front of it, and may read these bindings before it does. */
+        builder &dependent_launch(std::initializer_list<std::uint32_t> early_reads = {}) {
+            flags_ |= LEASEHOLD_KERNEL_DEPENDENT;
+            for (std::uint32_t binding : early_reads) {
+                early_ |= 1u << (binding < 31 ? binding : 31);
+            }
+            return *this;
+        }
         builder &aligned(std::uint32_t bytes) {
             alignment_ = bytes;
             return *this;
@@ -297,6 +315,9 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
             desc.overlap = overlap_;
             desc.maps = maps_.data();
             desc.map_count = maps_.size();
+            desc.flags = flags_;
+            desc.early_reads = early_;
+            std::memcpy(desc.cluster, cluster_.data(), sizeof desc.cluster);
             leasehold_kernel made = 0;
             if (!accepts_) {
                 leasehold::check(leasehold_kernel_define(&desc, &made));
@@ -336,11 +357,13 @@ class kernel : public detail::handle<leasehold_kernel_retain, leasehold_kernel_r
         std::vector<code> sources_;
         std::vector<std::uint32_t> access_;
         std::vector<leasehold_map_place> maps_;
-        std::uint32_t params_ = 0, alignment_ = 0, overlap_ = LEASEHOLD_OVERLAP_REFUSED;
+        std::array<std::uint32_t, 3> cluster_{};
+        std::uint32_t params_ = 0, alignment_ = 0, overlap_ = LEASEHOLD_OVERLAP_REFUSED, flags_ = 0, early_ = 0;
         std::function<bool(const leasehold_launch_info &)> accepts_;
     };
 
     void prepare(const runtime &on) const;
+    std::uint64_t resident_blocks(const runtime &on, std::uint32_t threads, std::uint32_t shared_bytes = 0) const;
 };
 
 /* ---- streams ---- */
@@ -790,6 +813,12 @@ class world : public detail::handle<leasehold_world_retain, leasehold_world_rele
 };
 
 inline void kernel::prepare(const runtime &on) const { check(leasehold_kernel_prepare(get(), on.get())); }
+
+inline std::uint64_t kernel::resident_blocks(const runtime &on, std::uint32_t threads, std::uint32_t shared_bytes) const {
+    std::uint64_t blocks = 0;
+    check(leasehold_kernel_resident_blocks(get(), on.get(), threads, shared_bytes, &blocks));
+    return blocks;
+}
 
 } // namespace leasehold
 

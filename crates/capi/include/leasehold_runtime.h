@@ -374,6 +374,13 @@ typedef struct leasehold_map_place {
     uint32_t offset;  /* a multiple of 64 */
 } leasehold_map_place;
 
+/* The code waits itself for the kernels in front of it in a graph (griddepcontrol.wait, from compute capability 9.0 on), so its blocks may begin
+ * while the kernel in front runs. Every block waits, and before that it touches no binding, but for early_reads. Other devices ignore it. */
+#define LEASEHOLD_KERNEL_DEPENDENT 1u
+/* All blocks of a launch run at the same time, so that they may wait for each other. LEASEHOLD_UNSUPPORTED but with CUDA. A launch of more blocks
+ * than leasehold_kernel_resident_blocks is refused. */
+#define LEASEHOLD_KERNEL_COOPERATIVE 2u
+
 typedef struct leasehold_kernel_desc {
     size_t size;
     const char *name;
@@ -384,12 +391,16 @@ typedef struct leasehold_kernel_desc {
     uint32_t params_bytes; /* 4,096 at most */
     uint32_t alignment;    /* of each binding, a power of two; 0: any */
     uint32_t overlap;      /* LEASEHOLD_OVERLAP_* */
-    uint32_t reserved;
+    uint32_t flags;        /* LEASEHOLD_KERNEL_*, or 0 */
     int (*check)(void *context, const leasehold_launch_info *launch); /* 0 accepts a launch; NULL accepts all */
     leasehold_release release;                                        /* may be NULL */
     void *context;
     const leasehold_map_place *maps; /* the tensor maps in the parameters */
     size_t map_count;
+    uint32_t cluster[3];  /* blocks of a cluster, of which a grid is made: 8 in all, or 16 where a device has room. Zeros: none. LEASEHOLD_UNSUPPORTED
+                             but with CUDA from compute capability 9.0 on */
+    uint32_t early_reads; /* of LEASEHOLD_KERNEL_DEPENDENT: bit i for a binding i that the code may read before it waits, if a word behind its parameters
+                             says so by the same bit; a graph grants what none of its operations writes, other launches nothing */
 } leasehold_kernel_desc;
 
 /* Defines a kernel. Here the caller vouches: for each launch that the check accepts, also in a graph, the code touches its bindings,
@@ -402,6 +413,10 @@ int leasehold_kernel_define(const leasehold_kernel_desc *desc, leasehold_kernel 
 /* Compiles a kernel for a device beforehand; else its first launch does. LEASEHOLD_COMPILE with the compiler's text; LEASEHOLD_UNSUPPORTED if
  * the device takes none of the sources. */
 int leasehold_kernel_prepare(leasehold_kernel kernel, leasehold_runtime runtime);
+
+/* The blocks of a kernel that a device runs at the same time while nothing else runs, each with so many threads and so many bytes of shared
+ * memory beside the kernel's own. Makes the kernel ready as leasehold_kernel_prepare does. LEASEHOLD_UNSUPPORTED but with CUDA. */
+int leasehold_kernel_resident_blocks(leasehold_kernel kernel, leasehold_runtime runtime, uint32_t threads, uint32_t shared_bytes, uint64_t *blocks);
 
 int leasehold_kernel_retain(leasehold_kernel kernel);
 int leasehold_kernel_release(leasehold_kernel kernel);

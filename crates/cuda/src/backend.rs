@@ -3,7 +3,8 @@
 //! This module must hold no state.
 
 use crate::allocator::shareable::DeviceSharing;
-use crate::driver::ops::no_partitions;
+use crate::driver::ops::{Launch, NativeFunction, no_partitions};
+use crate::encoder;
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
@@ -139,6 +140,28 @@ unsafe impl Device for DeviceState {
             .functions()
             .get_or_create(desc, context.modules())
             .map_err(|e| context.core().settle(e))
+    }
+
+    fn resident_blocks(&self, pipeline: &Pipeline, threads: u32, shared: u32) -> Result<u64> {
+        let core = self.primary().core();
+        let in_clusters = pipeline.cluster != [1; 3];
+        let launch = Launch {
+            function: NativeFunction(pipeline.native),
+            grid: pipeline.cluster,
+            block: [threads, 1, 1],
+            shared,
+            args: &[],
+            bindings: &[],
+            early: None,
+            attributes: encoder::attributes(pipeline).filter(|_| in_clusters),
+        };
+        // SAFETY: the pipeline is one of this device, whose module it keeps.
+        let count = core.context.within(|ops| unsafe { ops.occupancy(&launch) });
+        let of = match in_clusters {
+            true => pipeline.cluster.iter().product(),
+            false => core.properties().multiprocessors,
+        };
+        Ok(u64::from(count.map_err(|e| core.settle(e))?) * u64::from(of))
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {

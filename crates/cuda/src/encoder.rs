@@ -22,8 +22,9 @@
 //! This module must not know what holds work back.
 
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, FunctionInfo, Launch, NativeBatch, NativeContext, NativeCopy,
-    NativeEvent, NativeFill, NativeFunction, NativeStream, NativeTensorMap, SourceOrder,
+    CopyKind, CudaSlowOps, FunctionInfo, Launch, LaunchAttributes, NativeBatch, NativeContext,
+    NativeCopy, NativeEvent, NativeFill, NativeFunction, NativeStream, NativeTensorMap,
+    SourceOrder,
 };
 use crate::engine::core::Core;
 use crate::engine::host::HostAction;
@@ -141,10 +142,22 @@ fn too_long(len: usize) -> Error {
     Error::invalid(format!("{len} bytes of arguments; the limit is {ARGUMENTS}"))
 }
 
+/// The attributes of a kernel's launches, which few kernels have.
+pub(crate) fn attributes(kernel: &Pipeline) -> Option<LaunchAttributes> {
+    let &Pipeline { cluster, cooperative, .. } = kernel;
+    (cooperative || cluster != [1; 3]).then_some(LaunchAttributes { cluster, cooperative })
+}
+
 /// A dispatch in the driver's form.
 pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8], early: u32) -> Launch<'a> {
+    let kernel = &**d.pipeline;
+    let (early, attributes) = match kernel.is_given_more {
+        true => ((kernel.early_reads != 0).then_some(early), attributes(kernel)),
+        false => (None, None),
+    };
     Launch {
-        early: (d.pipeline.early_reads != 0).then_some(early),
+        early,
+        attributes,
         function: NativeFunction(d.pipeline.native),
         grid: d.grid,
         block: d.block,
@@ -333,10 +346,15 @@ impl<'a, 's> Encoder<'a, 's> {
             return Ok(());
         }
         let mut arguments = Arguments::new();
-        let args = arguments.fill(d, 0, self.ops)?;
+        let launch = launch(d, arguments.fill(d, 0, self.ops)?, 0);
         // SAFETY: the caller vouches for the bindings' memory. Numbers and sizes were checked
         // against the pipeline, and the pipeline's own against the function.
-        self.took(unsafe { self.ops.launch(self.stream, &launch(d, args, 0)) })
+        self.took(unsafe {
+            match launch.attributes {
+                None => self.ops.launch(self.stream, &launch),
+                Some(_) => self.ops.launch_ex(self.stream, &launch),
+            }
+        })
     }
 
     /// # Safety

@@ -305,6 +305,24 @@ pub unsafe trait Device: Any + Send + Sync {
     /// have.
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>>;
 
+    /// The blocks of a kernel that the whole device runs at the same time while nothing else runs,
+    /// each with so many threads and so many bytes of shared memory beside the kernel's own. The
+    /// pipeline is one of this device. Does not block.
+    ///
+    /// # Errors
+    /// `Unsupported` where blocks do not run at the same time, which is the default; the driver's.
+    fn resident_blocks(&self, pipeline: &Pipeline, threads: u32, shared: u32) -> Result<u64> {
+        let _ = (threads, shared);
+        Err(Error::Unsupported(
+            format!(
+                "kernel {}: {} does not tell how many blocks run at the same time; CUDA devices do",
+                pipeline.name,
+                self.info().id
+            )
+            .into(),
+        ))
+    }
+
     /// A timestamp for [`Op::WriteTimestamp`] to write. Recycled ones come back unwritten. May
     /// block on the driver if none is idle.
     ///

@@ -211,9 +211,26 @@ pub struct KernelDesc<'a> {
     /// structure that is aligned to 64 bytes. A launch checks each map against its operand.
     /// Default: empty.
     pub maps: Cow<'a, [(u32, u32)]>,
+    /// Blocks of a cluster in each dimension, of which each launch is made: 8 in all, or 16 where a
+    /// device has room. Blocks of a cluster run at the same time, and access each other's shared
+    /// memory. CUDA has clusters from compute capability 9.0 on. A grid is a multiple of the
+    /// cluster, as a launch checks. Sources of other backends refuse clusters.
+    /// Default: `[1, 1, 1]`.
+    pub cluster: [u32; 3],
+    /// Whether all blocks of a launch run at the same time, so that they can wait for each other. A
+    /// launch checks that the device has room for all of them
+    /// ([`Device::resident_blocks`](crate::Device::resident_blocks)). Such a kernel does not begin
+    /// before the one in front of it is over. Sources of other backends than CUDA refuse the field.
+    /// Default: `false`.
+    pub cooperative: bool,
 }
 
 impl<'a> KernelDesc<'a> {
+    /// The most blocks of a cluster.
+    pub const CLUSTER: u32 = 16;
+    /// The most blocks of a cluster that each device with clusters has room for.
+    pub const PORTABLE_CLUSTER: u32 = 8;
+
     /// A kernel whose entry has the kernel's name. It has no parameters, and its bindings may have
     /// any alignment but must not overlap.
     pub fn new(
@@ -236,6 +253,8 @@ impl<'a> KernelDesc<'a> {
             early_reads: 0,
             limits: Cow::Borrowed(&[]),
             maps: Cow::Borrowed(&[]),
+            cluster: [1; 3],
+            cooperative: false,
         }
     }
 
@@ -300,6 +319,34 @@ impl<'a> KernelDesc<'a> {
         self
     }
 
+    /// Sets the blocks of a cluster, by the rule of [`cluster`](Self::cluster). NVIDIA:
+    /// [thread block clusters][page].
+    ///
+    /// [page]: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#thread-block-clusters
+    #[doc(alias("cudaLaunchAttributeClusterDimension", "__cluster_dims__"))]
+    #[must_use]
+    pub fn cluster(mut self, blocks: [u32; 3]) -> Self {
+        self.cluster = blocks;
+        self
+    }
+
+    /// Says that all blocks of a launch run at the same time, by the rule of
+    /// [`cooperative`](Self::cooperative). NVIDIA: [`cuLaunchCooperativeKernel`][page].
+    ///
+    /// [page]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EXEC.html
+    #[doc(alias("cudaLaunchAttributeCooperative", "grid.sync"))]
+    #[must_use]
+    pub fn cooperative(mut self) -> Self {
+        self.cooperative = true;
+        self
+    }
+
+    /// Whether launches have clusters, or are cooperative.
+    #[must_use]
+    pub fn has_attributes(&self) -> bool {
+        self.cooperative || self.cluster != [1; 3]
+    }
+
     /// The alignment that binding `i` must have.
     #[must_use]
     pub fn alignment_of(&self, i: usize) -> u32 {
@@ -318,7 +365,7 @@ impl<'a> KernelDesc<'a> {
     /// what is no binding or is written, of a kernel that does not wait itself, and of one whose
     /// parameters do not have a multiple of four bytes. The same for limits of no binding, or by
     /// one that is not only read. The same for tensor maps of no binding, beyond the parameters or
-    /// at an offset that is no multiple of 64.
+    /// at an offset that is no multiple of 64, and for clusters of no or more than 16 blocks.
     pub fn validate(&self) -> Result<()> {
         use crate::info::Limits;
         if self.name.is_empty() {
@@ -396,6 +443,15 @@ impl<'a> KernelDesc<'a> {
                 self.name, self.params
             )));
         }
+        let blocks = self.cluster.iter().fold(1_u32, |all, &n| all.saturating_mul(n));
+        if !(1..=Self::CLUSTER).contains(&blocks) {
+            return Err(Error::invalid(format!(
+                "kernel {}: a cluster of {:?} is {blocks} blocks, and may have 1 to {}",
+                self.name,
+                self.cluster,
+                Self::CLUSTER
+            )));
+        }
         Ok(())
     }
 }
@@ -427,8 +483,12 @@ pub struct Pipeline {
     /// The first byte of the parameters in a CUDA function's arguments. Default: behind the
     /// addresses of the bindings, which a backend may change.
     pub params_at: u32,
-    /// Whether a CUDA function is given more than addresses and parameters: tensor maps, or the
-    /// word of its early reads.
+    /// Blocks of a cluster in each dimension ([`KernelDesc::cluster`]).
+    pub cluster: [u32; 3],
+    /// Whether all blocks of a launch run at the same time ([`KernelDesc::cooperative`]).
+    pub cooperative: bool,
+    /// Whether a CUDA function is given more than addresses and parameters: tensor maps, the word
+    /// of its early reads, or attributes of its launches.
     pub is_given_more: bool,
     /// A pipeline must not be moved out of its manager's pool.
     _place: PhantomPinned,
@@ -450,7 +510,9 @@ impl Pipeline {
             limited: desc.limits.iter().fold(0, |all, &(i, _)| all | 1 << i.min(31)),
             maps: desc.maps.as_ref().into(),
             params_at: 8 * desc.bindings.len() as u32,
-            is_given_more: desc.early_reads != 0 || !desc.maps.is_empty(),
+            cluster: desc.cluster,
+            cooperative: desc.cooperative,
+            is_given_more: desc.early_reads != 0 || !desc.maps.is_empty() || desc.has_attributes(),
             _place: PhantomPinned,
         }
     }

@@ -381,6 +381,10 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
         })
     }
 
+    fn resident_blocks(&self, pipeline: &Pipeline, threads: u32, shared: u32) -> Result<u64> {
+        self.around("resident_blocks", |d| d.resident_blocks(pipeline, threads, shared))
+    }
+
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.around("timestamp", |d| {
             let lease = d.timestamp()?;

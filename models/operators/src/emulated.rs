@@ -67,6 +67,8 @@ unsafe fn run(
         grid: blocks,
         block: threads,
         shared,
+        cluster: [1; 3],
+        cooperative: false,
         reverse,
     };
     // SAFETY: the caller vouches for the bindings, whose sizes and alignment were checked against

@@ -57,6 +57,36 @@ extern "C" __global__ void numbers(Numbers* out, Numbers given) { *out = given; 
 """
 
 
+# A kernel with a tensor map, and kernels that CUDA alone has.
+MAPPED = """
+struct __align__(64) Map { unsigned words[32]; };
+extern "C" __global__ void numbers(unsigned* out, const __grid_constant__ Map map, unsigned n) {
+    out[0] = n;
+}
+"""
+TOGETHER = """
+extern "C" __global__ void pairs(unsigned* out) {
+    __shared__ unsigned row;
+    row = blockIdx.y;
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+    unsigned other = 1 - __clusterRelativeBlockRank();
+    out[blockIdx.x + 2 * blockIdx.y] = *(unsigned*)__cluster_map_shared_rank(&row, other);
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+}
+extern "C" __global__ void crew(unsigned* arrived) {
+    if (threadIdx.x + threadIdx.y != 0) return;
+    atomicAdd(arrived, 1u);
+    while (*(volatile unsigned*)arrived < gridDim.x) { }
+}
+extern "C" __global__ void early(const float* x, float* y, double a, float b, unsigned early) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    *y = a + b * *x + 100 * early;
+}
+"""
+
+
 class Numbers(ctypes.Structure):
     _fields_ = [("a", ctypes.c_int8), ("b", ctypes.c_double), ("c", ctypes.c_int16)]
 
@@ -164,9 +194,107 @@ class Runtime:
             "align": lambda: make("k", ["read"], cpu=8, alignment=3),
             "name": lambda: make("", ["read"], cpu=8),
             "bindings": lambda: make("k", ["read"] * 31, cpu=8),
+            "a tensor map behind": lambda: make("k", ["read", "int32", "tensor_map:0"], cpu=8),
+            "no kind of argument; ": lambda: make("k", ["read", "tensor_map:x"], cpu=8),
+            "no tensor map of binding 1": lambda: make("k", ["read", "tensor_map:1"], cpu=8),
+            r"cluster of \[17, 1, 1\]": lambda: make("k", ["read"], cpu=8, cluster=17),
+            "cannot read early": lambda: make("k", ["read"], cpu=8, reading_early=[0]),
+            "cannot read 1 early": lambda: make(
+                "k", ["read"], cpu=8, dependent_launch=True, reading_early=[1]
+            ),
         }.items():
             with self.subTest(text), self.assertRaisesRegex(leasehold.InvalidArgumentError, text):
                 call()
+
+    def test_tensor_maps_that_are_none(self) -> None:
+        make = leasehold.TensorMap
+        for text, call in {
+            "no elements of type int8": lambda: make("int8", [64], [64]),
+            "tensorRank": lambda: make("float32", [64, 2], [64]),
+            "more than 5 dimensions": lambda: make("float32", [64] * 6, [4] * 6),
+            "boxDim": lambda: make("float32", [64], [3]),
+            "globalStrides": lambda: make("float32", [64, 2], [64, 2], strides=[260]),
+            "elementStrides": lambda: make("float32", [64], [64], steps=[9]),
+            "no swizzle of 48": lambda: make("float32", [64], [64], swizzle=48),
+            "no slices of 8": lambda: make("float32", [64], [64], interleave=8),
+            "L2 promotion": lambda: make("float32", [64], [64], l2_promotion=1),
+            "oobFill": lambda: make("uint32", [64], [64], fill_nan=True),
+        }.items():
+            with self.subTest(text), self.assertRaisesRegex(leasehold.InvalidArgumentError, text):
+                call()
+        for name in ("float16", "bfloat16", "tfloat32", "float32_ftz"):
+            more = {"steps": [1, 1], "swizzle": 128, "l2_promotion": 256, "fill_nan": True}
+            made = repr(make(name, [64, 2], [8, 2], **more))
+            self.assertRegex(made, r"^TensorMap\(.*, strides \[(128|256)\], box \[8, 2\]\)$")
+
+    def test_a_tensor_map_is_a_part_of_a_kernels_numbers(self) -> None:
+        kinds = ["write", "tensor_map:0", "uint32"]
+        kernel = leasehold.Kernel(
+            "numbers", kinds, cpu=self.library.numbers, cuda=MAPPED, trusted=True
+        )
+        self.assertEqual(kernel.args, ("write", "tensor_map:0", "uint32"))
+        out = self.device.zeros(64, "uint32")
+        stream = leasehold.Stream(self.device)
+        good = leasehold.TensorMap("uint32", [16, 4], [8, 4])
+        stream.launch(kernel, [out, good, 7], grid=1)
+        words = list(memoryview(out.tobytes()).cast("I"))
+        # The CPU gets the description itself, and CUDA a form of its own.
+        self.assertEqual(words[32] if self.NAME == "cpu:0" else words[0], 7)
+        long = leasehold.TensorMap("uint32", [16, 5], [8, 4])
+        with self.assertRaisesRegex(leasehold.InvalidArgumentError, "takes 320 bytes"):
+            stream.launch(kernel, [out, long, 7], grid=1)
+        with self.assertRaisesRegex(leasehold.ArgumentTypeError, "a TensorMap of its buffer 0"):
+            stream.launch(kernel, [out, 7, 7], grid=1)
+        stream.synchronize()
+
+    def test_clusters_and_cooperative_launches(self) -> None:
+        for more in ({"cluster": (1, 2)}, {"cooperative": True}):
+            here = leasehold.Kernel(
+                "alone", ["read"], cpu=self.library.saxpy, trusted=True, **more
+            )
+            with self.assertRaises(leasehold.UnsupportedError):
+                here.prepare(self.device)
+        if self.NAME == "cpu:0":
+            with self.assertRaises(leasehold.UnsupportedError):
+                self.saxpy.resident_blocks(self.device)
+            return
+        out = self.device.zeros(8, "uint32")
+        stream = leasehold.Stream(self.device)
+        pairs = leasehold.Kernel("pairs", ["write"], cuda=TOGETHER, cluster=(1, 2), trusted=True)
+        stream.launch(pairs, [out], grid=(2, 4))
+        self.assertEqual(list(memoryview(out.tobytes()).cast("I")), [1, 1, 0, 0, 3, 3, 2, 2])
+        with self.assertRaisesRegex(leasehold.InvalidArgumentError, "not made of clusters"):
+            stream.launch(pairs, [out], grid=(2, 3))
+        crew = leasehold.Kernel(
+            "crew", ["read_write"], cuda=TOGETHER, cooperative=True, trusted=True
+        )
+        most = crew.resident_blocks(self.device, block=(4, 2))
+        large = crew.resident_blocks(self.device, block=1024, shared_bytes=1 << 15)
+        self.assertGreater(most, large)
+        stream.fill(out, 0)
+        stream.launch(crew, [out], grid=5, block=(4, 2))
+        self.assertEqual(list(memoryview(out.tobytes()).cast("I"))[0], 5)
+        with self.assertRaisesRegex(leasehold.InvalidArgumentError, f"runs {most} of 8 threads"):
+            stream.launch(crew, [out], grid=most + 1, block=(4, 2))
+
+    def test_a_kernel_reads_early_what_its_graph_does_not_write(self) -> None:
+        if self.NAME == "cpu:0":
+            return
+        kinds = ["read", "write", "float64", "float32"]
+        early = leasehold.Kernel(
+            "early", kinds, cuda=TOGETHER, dependent_launch=True, reading_early=[0], trusted=True
+        )
+        x, y = self.floats(2.0, 1), self.floats(0.0, 1)
+        stream = leasehold.Stream(self.device)
+        stream.launch(early, [x, y, 1.0, 3.0], grid=1)
+        self.assertEqual(self.values(y), {7.0})
+        for writes, wanted in ((False, 107.0), (True, 13.0)):
+            with self.device.record() as recorded:
+                if writes:
+                    recorded.fill(x, 4.0)
+                recorded.launch(early, [x, y, 1.0, 3.0], grid=1)
+            recorded.graph.launch(stream)
+            self.assertEqual(self.values(y), {wanted})
 
     def test_a_source_that_does_not_compile(self) -> None:
         if self.NAME == "cpu:0":

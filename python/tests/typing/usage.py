@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import leasehold
 from leasehold import ops
@@ -80,6 +81,13 @@ def runtime(device: leasehold.Device) -> None:
     assert len(asyncio.run(awaits(stream, buffer))) == 16
     kernel = leasehold.Kernel("k", ["read", "float32"], ptx="", trusted=True)
     kinds: tuple[str, ...] = kernel.args
+    mapped = leasehold.TensorMap("bfloat16", [512, 8], (64, 8), strides=[1024], swizzle=128)
+    assert repr(mapped).startswith("TensorMap")
+    together = leasehold.Kernel(
+        "k", ["read"], ptx="", cluster=(2, 1), cooperative=True, reading_early=[], trusted=True
+    )
+    blocks: Callable[..., int] = together.resident_blocks
+    assert callable(blocks)
     total: leasehold.Buffer = ops.add(stream, buffer.view("float32"), buffer.view("float32"))
     assert total.shape == (4,)
     assert kinds == ("read", "float32")

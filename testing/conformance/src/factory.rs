@@ -37,6 +37,19 @@ pub enum TestKernel {
     /// `out` is a box of a tensor of two dimensions, with zeros out of bounds. Bindings: the
     /// tensor, out. Parameters: [`BoxAt`]. One block. CUDA has it from compute capability 9.0 on.
     Box,
+    /// The same as [`Box`](Self::Box), of a tensor whose rows are as long as the box's, and zero if
+    /// the box ends beyond the limit. Bindings: the tensor, the limit (a number of bytes, of 64
+    /// bits), out. It reads the tensor only below the limit ([`KernelDesc::limits`]).
+    LimitedBox,
+    /// A block's elements are the number of the next block in its cluster
+    /// ([`CLUSTER`](Self::CLUSTER)), from that block's shared memory. Bindings: out. The grid has
+    /// three dimensions, and a block's number counts x first. CUDA has it from compute capability
+    /// 9.0 on, and no other device.
+    Cluster,
+    /// Each block adds 1 to `arrived[0]`, and waits until all have done so: all elements are the
+    /// number of blocks. Bindings: arrived, out. A cooperative launch, which CUDA alone has. The
+    /// grid is that of [`Cluster`](Self::Cluster).
+    Together,
     /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
     /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.
     /// Parameters: limit (`u32`). One block. Not for a device that completes one operation before
@@ -68,13 +81,16 @@ impl BoxAt {
 
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 9] = [
+    pub const ALL: [TestKernel; 12] = [
         TestKernel::Fill,
         TestKernel::Add,
         TestKernel::EarlyAdd,
         TestKernel::Limited,
         TestKernel::Parts,
         TestKernel::Box,
+        TestKernel::LimitedBox,
+        TestKernel::Cluster,
+        TestKernel::Together,
         TestKernel::SpinUntilFlag,
         TestKernel::Trap,
         TestKernel::OutOfBounds,
@@ -82,6 +98,9 @@ impl TestKernel {
 
     /// Threads of a block.
     pub const BLOCK: u32 = 64;
+
+    /// Blocks of a cluster of [`Cluster`](Self::Cluster).
+    pub const CLUSTER: [u32; 3] = [2, 1, 2];
 
     /// The name.
     #[must_use]
@@ -93,6 +112,9 @@ impl TestKernel {
             TestKernel::Limited => "conformance_limited",
             TestKernel::Parts => "conformance_parts",
             TestKernel::Box => "conformance_box",
+            TestKernel::LimitedBox => "conformance_limited_box",
+            TestKernel::Cluster => "conformance_cluster",
+            TestKernel::Together => "conformance_together",
             TestKernel::SpinUntilFlag => "conformance_spin",
             TestKernel::Trap => "conformance_trap",
             TestKernel::OutOfBounds => "conformance_out_of_bounds",
@@ -103,10 +125,12 @@ impl TestKernel {
     #[must_use]
     pub fn bindings(self) -> &'static [Access] {
         match self {
-            TestKernel::Fill | TestKernel::OutOfBounds => &[Access::Write],
-            TestKernel::Add | TestKernel::EarlyAdd | TestKernel::Limited => {
-                &[Access::Read, Access::Read, Access::Write]
-            }
+            TestKernel::Fill | TestKernel::Cluster | TestKernel::OutOfBounds => &[Access::Write],
+            TestKernel::Together => &[Access::ReadWrite, Access::Write],
+            TestKernel::Add
+            | TestKernel::EarlyAdd
+            | TestKernel::Limited
+            | TestKernel::LimitedBox => &[Access::Read, Access::Read, Access::Write],
             TestKernel::Parts => &[Access::ReadWrite, Access::Read, Access::Write],
             TestKernel::SpinUntilFlag | TestKernel::Box => &[Access::Read, Access::Write],
             TestKernel::Trap => &[],
@@ -122,13 +146,19 @@ impl TestKernel {
     /// The bindings that have a limit, each with the binding that has it.
     #[must_use]
     pub fn limits(self) -> &'static [(u32, u32)] {
-        if matches!(self, TestKernel::Limited | TestKernel::Parts) { &[(0, 1)] } else { &[] }
+        match self {
+            TestKernel::Limited | TestKernel::Parts | TestKernel::LimitedBox => &[(0, 1)],
+            _ => &[],
+        }
     }
 
     /// The tensor maps in the parameters, each with its binding and its offset.
     #[must_use]
     pub fn maps(self) -> &'static [(u32, u32)] {
-        if self == TestKernel::Box { &[(0, 0)] } else { &[] }
+        match self {
+            TestKernel::Box | TestKernel::LimitedBox => &[(0, 0)],
+            _ => &[],
+        }
     }
 
     /// Bytes of the parameters.
@@ -137,10 +167,12 @@ impl TestKernel {
         match self {
             TestKernel::Fill | TestKernel::SpinUntilFlag => 4,
             TestKernel::Parts => 12,
-            TestKernel::Box => size_of::<BoxAt>() as u32,
+            TestKernel::Box | TestKernel::LimitedBox => size_of::<BoxAt>() as u32,
             TestKernel::Add
             | TestKernel::EarlyAdd
             | TestKernel::Limited
+            | TestKernel::Cluster
+            | TestKernel::Together
             | TestKernel::Trap
             | TestKernel::OutOfBounds => 0,
         }

@@ -71,21 +71,67 @@ unsafe fn parts(args: &CpuArgs<'_>) {
 }
 
 unsafe fn copy_box(args: &CpuArgs<'_>) {
+    // SAFETY: by this function's contract.
+    unsafe { boxed(args, 1, true) };
+}
+
+unsafe fn limited_box(args: &CpuArgs<'_>) {
+    let BoxAt { at: [_, row], size: [columns, rows], .. } = args.params();
+    // SAFETY: the limit is eight bytes, and nobody writes it during the launch.
+    let limit = unsafe { args.pointer::<u64>(1).0.read_unaligned() };
+    let end = (i64::from(row) + i64::from(rows)) * i64::from(columns) * 4;
+    // SAFETY: by this function's contract.
+    unsafe { boxed(args, 2, row >= 0 && u64::try_from(end).is_ok_and(|end| end <= limit)) };
+}
+
+/// Copies a box to binding `out`, or sets it to zero.
+unsafe fn boxed(args: &CpuArgs<'_>, out: usize, is_there: bool) {
     let BoxAt { map, at, size } = args.params();
     let [columns, rows] = size.map(|n| n as usize);
     // SAFETY: one tile reads the tensor and writes the output.
     let (from, out) =
-        unsafe { (args.pointer::<u8>(0).0, args.slice_mut::<u32>(1, 0, columns * rows)) };
+        unsafe { (args.pointer::<u8>(0).0, args.slice_mut::<u32>(out, 0, columns * rows)) };
     for (i, o) in out.iter_mut().enumerate() {
         let place = [i % columns, i / columns];
         let place: [i64; 2] = std::array::from_fn(|d| i64::from(at[d]) + place[d] as i64);
-        let is_inside = (0..2).all(|d| u64::try_from(place[d]).is_ok_and(|p| p < map.size(d)));
+        let is_inside =
+            is_there && (0..2).all(|d| u64::try_from(place[d]).is_ok_and(|p| p < map.size(d)));
         *o = 0;
         if is_inside {
             let byte = place[0] as u64 * 4 + place[1] as u64 * map.stride(1);
             // SAFETY: the launch has checked that the tensor lies in the binding.
             *o = unsafe { from.add(byte as usize).cast::<u32>().read_unaligned() };
         }
+    }
+}
+
+/// The number of a tile, or of another one of its launch, and the elements that are a tile's own.
+fn number(args: &CpuArgs<'_>, [x, y, z]: [u32; 3]) -> (u32, usize) {
+    let [across, down, _] = args.grid();
+    let number = x + across * (y + down * z);
+    (number, (number * TestKernel::BLOCK) as usize)
+}
+
+unsafe fn cluster(args: &CpuArgs<'_>) {
+    // Ranks of a cluster count x first too.
+    let (of, tile) = (TestKernel::CLUSTER, args.tile());
+    let [x, y, z]: [u32; 3] = std::array::from_fn(|i| tile[i] % of[i]);
+    let next = (x + of[0] * (y + of[1] * z) + 1) % of.iter().product::<u32>();
+    let place = [next % of[0], next / of[0] % of[1], next / of[0] / of[1]];
+    let found = number(args, std::array::from_fn(|i| tile[i] / of[i] * of[i] + place[i])).0;
+    let own = number(args, tile).1;
+    // SAFETY: each tile has its own elements.
+    unsafe { args.slice_mut::<u32>(0, own, TestKernel::BLOCK as usize) }.fill(found);
+}
+
+/// As if all tiles had arrived: a device that runs tiles one by one is no place for the kernel.
+unsafe fn together(args: &CpuArgs<'_>) {
+    let blocks = args.grid().iter().product();
+    let own = number(args, args.tile()).1;
+    // SAFETY: tiles change the first binding atomically, and have elements of their own.
+    unsafe {
+        (*args.pointer::<AtomicU32>(0).0).fetch_add(1, Ordering::Relaxed);
+        args.slice_mut::<u32>(1, own, TestKernel::BLOCK as usize).fill(blocks);
     }
 }
 
@@ -140,6 +186,10 @@ impl TestKernel {
     /// kernel has no clock.
     pub const MSL: &str = include_str!("kernels/mps/test_kernels.metal");
 
+    /// The test kernel with clusters, compiled from `kernels/cuda/cluster.cu` for compute
+    /// capability 9.0 and later.
+    pub const CLUSTER_PTX: &str = include_str!("kernels/cuda/ptx/cluster.ptx");
+
     /// The test kernel with a tensor map, compiled from `kernels/cuda/box.cu` for compute
     /// capability 9.0 and later.
     pub const BOX_PTX: &str = include_str!("kernels/cuda/ptx/box.ptx");
@@ -165,7 +215,11 @@ impl TestKernel {
     /// The kernel for CUDA, as PTX.
     #[must_use]
     pub fn for_cuda(self) -> KernelDesc<'static> {
-        let ptx = if self == TestKernel::Box { Self::BOX_PTX } else { Self::PTX };
+        let ptx = match self {
+            TestKernel::Box | TestKernel::LimitedBox => Self::BOX_PTX,
+            TestKernel::Cluster => Self::CLUSTER_PTX,
+            _ => Self::PTX,
+        };
         self.with_source(KernelSource::Ptx(ptx.into()))
     }
 
@@ -190,6 +244,9 @@ impl TestKernel {
             TestKernel::Limited => limited,
             TestKernel::Parts => parts,
             TestKernel::Box => copy_box,
+            TestKernel::LimitedBox => limited_box,
+            TestKernel::Cluster => cluster,
+            TestKernel::Together => together,
             TestKernel::SpinUntilFlag => spin,
             TestKernel::Trap => trap,
             TestKernel::OutOfBounds => out_of_bounds,
@@ -205,6 +262,8 @@ impl TestKernel {
             early_reads: self.early_reads(),
             limits: self.limits().into(),
             maps: self.maps().into(),
+            cluster: if self == TestKernel::Cluster { Self::CLUSTER } else { [1; 3] },
+            cooperative: self == TestKernel::Together,
             ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
     }
@@ -214,6 +273,12 @@ impl TestKernel {
     /// a fault.
     fn check(self) -> KernelCheck {
         KernelCheck::new(move |launch| {
+            let blocks = launch.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+            if matches!(self, TestKernel::Cluster | TestKernel::Together) {
+                let out = u32::from(self == TestKernel::Together) as usize;
+                launch.want(0, 4)?;
+                return launch.want(out, blocks.saturating_mul(u64::from(Self::BLOCK) * 4));
+            }
             let [blocks, 1, 1] = launch.grid else {
                 return Err(Error::invalid("a grid of one dimension"));
             };
@@ -237,7 +302,7 @@ impl TestKernel {
                     launch.want(1, 8 * (last / each + 1))?;
                     launch.want(2, 4 * elements)
                 }
-                TestKernel::Box => {
+                TestKernel::Box | TestKernel::LimitedBox => {
                     let BoxAt { map, at: [column, _], size: [columns, rows] } = launch.params()?;
                     let is_flat = map.rank() == 2
                         && (map.box_of(0), map.box_of(1)) == (columns, rows)
@@ -248,13 +313,17 @@ impl TestKernel {
                     if blocks != 1 || !is_flat || elements > BoxAt::ELEMENTS || column % 4 != 0 {
                         return Err(Error::invalid("one block, and a small box of numbers"));
                     }
-                    launch.want(1, u64::from(elements) * 4)
+                    let is_limited = self == TestKernel::LimitedBox;
+                    if is_limited && map.stride(1) != u64::from(columns) * 4 {
+                        return Err(Error::invalid("rows that are as long as the box's"));
+                    }
+                    launch.want(1 + usize::from(is_limited), u64::from(elements) * 4)
                 }
                 TestKernel::SpinUntilFlag if blocks != 1 => {
                     Err(Error::invalid("one block looks at the flag"))
                 }
                 TestKernel::SpinUntilFlag => launch.want(0, 4).and_then(|()| launch.want(1, 4)),
-                TestKernel::Trap | TestKernel::OutOfBounds => Ok(()),
+                _ => Ok(()),
             }
         })
     }

@@ -35,7 +35,7 @@ pub unsafe fn kernels() -> KernelRegistry {
             // SAFETY: every launch has elements for each block (this function's contract).
             TestKernel::SpinUntilFlag => unsafe { spin() },
             // SAFETY: every launch has elements for each block (this function's contract).
-            TestKernel::Box => unsafe { copy_box() },
+            TestKernel::Box | TestKernel::LimitedBox => unsafe { copy_box(kernel) },
             // SAFETY: every launch has elements for each block (this function's contract).
             other => unsafe { KernelBody::cpu(other.function()) },
         };
@@ -52,9 +52,9 @@ pub unsafe fn kernels() -> KernelRegistry {
 ///
 /// # Safety
 /// - As for [`kernels`].
-unsafe fn copy_box() -> KernelBody {
+unsafe fn copy_box(kernel: TestKernel) -> KernelBody {
     // SAFETY: by this function's contract.
-    let KernelBody::Run(copy) = (unsafe { KernelBody::cpu(TestKernel::Box.function()) }) else {
+    let KernelBody::Run(copy) = (unsafe { KernelBody::cpu(kernel.function()) }) else {
         unreachable!("a CPU kernel runs to its end")
     };
     KernelBody::run(move |launch| {

@@ -87,7 +87,7 @@ void learn_from(Agent* agent, unsigned number) {
 // another that the writer has met.
 bool proxied(const Trace& write) {
     if (write.block == 0 || write.thread >= THREADS || cluster_of(write.block) != cluster_of(block_number)) return true;
-    const unsigned writer = (write.block - 1) % block.cluster * THREADS + write.thread;
+    const unsigned writer = rank_of(write.block) * THREADS + write.thread;
     return knowledge->learners[writer].proxy > write.moment || learner(block.running->number).proxy > write.moment ||
            knowledge->warps[writer / 32].proxied > write.moment;
 }

@@ -94,6 +94,10 @@ void await(const char* what);
 void* of_block(const void* at, unsigned rank);
 unsigned cluster_rank();
 unsigned cluster_size();
+struct Index {
+    unsigned x, y, z;
+};
+Index cluster_shape();
 Group* join(unsigned mask, const void* value, size_t size, const char* what);
 // The value of a lane that has met the caller.
 const void* of_lane(const Group* group, unsigned lane, size_t size);
@@ -136,6 +140,22 @@ inline void __cluster_barrier_arrive() { emulator::arrive(); }
 inline void __cluster_barrier_wait() { emulator::await("__cluster_barrier_wait"); }
 inline unsigned __clusterRelativeBlockRank() { return emulator::cluster_rank(); }
 inline unsigned __clusterSizeInBlocks() { return emulator::cluster_size(); }
+inline dim3 __clusterDim() {
+    const emulator::Index of = emulator::cluster_shape();
+    return {of.x, of.y, of.z};
+}
+inline dim3 __clusterRelativeBlockIdx() {
+    const dim3 of = __clusterDim();
+    return {blockIdx.x % of.x, blockIdx.y % of.y, blockIdx.z % of.z};
+}
+inline dim3 __clusterIdx() {
+    const dim3 of = __clusterDim();
+    return {blockIdx.x / of.x, blockIdx.y / of.y, blockIdx.z / of.z};
+}
+inline dim3 __clusterGridDimInClusters() {
+    const dim3 of = __clusterDim();
+    return {gridDim.x / of.x, gridDim.y / of.y, gridDim.z / of.z};
+}
 inline void* __cluster_map_shared_rank(const void* at, unsigned rank) { return emulator::of_block(at, rank); }
 inline void __threadfence() { emulator::fence(); }
 inline void __threadfence_block() { emulator::fence_of_block(); }
@@ -682,14 +702,13 @@ struct alignas(64) Kernel {
     void (*function)();
     void (*call)(const unsigned char*);
     unsigned threads;
-    // Its blocks in x.
-    unsigned cluster;
+    // The blocks of a cluster in each direction.
+    unsigned cluster[3];
     Params params;
 };
 
 template <unsigned X = 1, unsigned Y = 1, unsigned Z = 1> struct Cluster {
-    static_assert(Y == 1 && Z == 1, "not emulated: clusters of blocks in y or z");
-    static constexpr unsigned blocks = X;
+    static constexpr unsigned x = X, y = Y, z = Z;
 };
 
 template <class T> constexpr bool is_pointer = false;

@@ -232,7 +232,20 @@ bool knows(unsigned thread, const Trace& first) {
 
 Trace trace_of(const Fiber& fiber, bool atomic) { return {block_number, block.moment, fiber.number, atomic}; }
 
-unsigned cluster_of(unsigned number) { return (number - 1) / block.cluster; }
+// The cluster of a block, and its rank there.
+Index place_of(unsigned number) {
+    --number;
+    return {number % grid_dim.x, number / grid_dim.x % grid_dim.y, number / grid_dim.x / grid_dim.y};
+}
+unsigned cluster_of(unsigned number) {
+    if (block.cluster == 1 || block.together) return block.together ? 0 : number;
+    const Index at = place_of(number), of = block.shape;
+    return at.x / of.x + grid_dim.x / of.x * (at.y / of.y + grid_dim.y / of.y * (at.z / of.z));
+}
+unsigned rank_of(unsigned number) {
+    const Index at = place_of(number), of = block.shape;
+    return at.x % of.x + of.x * (at.y % of.y + of.y * (at.z % of.z));
+}
 
 bool ordered(const Trace& first, const Trace& then, bool shared) {
     if (first.block == 0 || (first.atomic && then.atomic)) return true;
@@ -388,8 +401,9 @@ __attribute__((used)) void pause() {
     yield();
     block.running->waits = nullptr;
 }
-__attribute__((used)) unsigned cluster_rank() { return block.rank; }
-__attribute__((used)) unsigned cluster_size() { return block.cluster; }
+__attribute__((used)) unsigned cluster_rank() { return block.together ? 0 : block.rank; }
+__attribute__((used)) unsigned cluster_size() { return block.together ? 1 : block.cluster; }
+__attribute__((used)) Index cluster_shape() { return block.together ? Index{1, 1, 1} : block.shape; }
 __attribute__((used)) unsigned long long ticks() { return ++now; }
 __attribute__((used)) void fence_of_block() {
     settle();
@@ -433,8 +447,33 @@ __attribute__((used)) void fence() {
     fail("illegal address: it %ss %zu bytes at the address 0x%llx, which is in none of its bindings", what, bytes, (unsigned long long)at);
 }
 
+// A thread of a cooperative launch that looks at a word again, which is as it was, waits for others to change it.
+void poll(const volatile void* p, size_t bytes, unsigned access) {
+    const uintptr_t at = (uintptr_t)p;
+    bool own = false;
+    for (size_t i = 0; i < launched->operand_count && !own; ++i) {
+        const Operand& o = launched->operands[i];
+        own = at - o.at < o.bytes && bytes <= o.bytes - (at - o.at) && (o.access & access) == access;
+    }
+    for (unsigned i = 0; i < reach.images && !own; ++i) own = reach.image[i].has(at, bytes);
+    if (!own) return;
+    uint64_t word = 0;
+    memcpy(&word, (const void*)p, bytes < sizeof(word) ? bytes : sizeof(word));
+    Fiber& self = *block.running;
+    auto& last = self.looks[at / 4 % 4];
+    if (last.at == p && last.word == word) {
+        self.waits = "a word that it looks at";
+        yield();
+        self.waits = nullptr;
+    } else {
+        block.progress = true;
+    }
+    last = {p, word};
+}
+
 inline void look(const volatile void* p, size_t bytes, unsigned access, void* code, bool atomic = false, bool flag = true) {
     settle();
+    if (atomic && block.together) poll(p, bytes, access);
     if (atomic && flag && knowledge) meet_at(p, access);
     const uintptr_t at = (uintptr_t)p;
     const uintptr_t stack = (uintptr_t)block.running->stack;
@@ -546,7 +585,7 @@ void __ubsan_handle_divrem_overflow_abort(Place* p, uintptr_t, uintptr_t) { FOUN
 extern "C" {
 // The source's end defines it.
 void emulator_call(unsigned index, const unsigned char* words);
-unsigned emulator_cluster(unsigned index);
+const unsigned* emulator_cluster(unsigned index);
 
 __attribute__((visibility("default"))) const char* emulate(emulator::Launch* launch) {
     using namespace emulator;

@@ -4,7 +4,7 @@
 // next one does, or the one before it in reverse order: what a missing barrier leaves open happens, in one of the two orders. A barrier
 // or a shuffle that some threads never reach fails the launch with a message. Shared memory is filled with NaN before each block.
 //
-// The blocks of a cluster take turns: each runs as far as it can without the others. All have one place for shared memory, so a block that
+// The blocks of a cluster, and all blocks of a cooperative launch, take turns: each runs as far as it can without the others. All have one place for shared memory, so a block that
 // waits has a copy, which the others access.
 //
 // A failed launch leaves its fibers where they are; the next launch begins them anew.
@@ -39,6 +39,8 @@ struct Launch {
     const Operand* operands;
     size_t operand_count;
     unsigned index, grid[3], block[3], shared, reverse, watched;
+    // Blocks of a cluster in each direction, unless the source says so; whether all blocks run at the same time.
+    unsigned cluster[3], cooperative;
     // The result: an address in the code that failed, or 0.
     size_t failed_at;
 };
@@ -69,6 +71,11 @@ struct Fiber {
     // It has arrived at the cluster's barrier, and when.
     bool arrived;
     unsigned long arrived_at;
+    // Words that it looked at by atomic operations, and what they were, in a cooperative launch.
+    struct {
+        const volatile void* at;
+        uint64_t word;
+    } looks[4];
     // The moment of its last look at an mbarrier.
     unsigned polled;
     // Its bulk groups: those so far, those up to the last store, and those whose reads it has waited for.
@@ -82,7 +89,8 @@ struct Warp {
 };
 
 constexpr size_t STACK = 256 << 10, GUARD = 64 << 10;
-constexpr unsigned THREADS = 1024, CLUSTER = 16, FIBERS = THREADS * CLUSTER;
+// The most blocks of a cluster, and of a cooperative launch.
+constexpr unsigned THREADS = 1024, CLUSTER = 16, TOGETHER = 64, FIBERS = THREADS * TOGETHER;
 
 // A block of a cluster.
 struct Turn {
@@ -97,12 +105,15 @@ struct Turn {
 struct Block : Turn {
     Fiber* fibers;
     unsigned made, count;
+    // The blocks of a cluster in each direction; all of the grid's where they run together.
+    Index shape;
+    bool together;
     // The blocks of a cluster, the running one of them, and their barrier.
     unsigned cluster, rank, cluster_ended, cluster_arrived, cluster_met_at;
     // The clock of a launch: moments at which an order of accesses begins.
     unsigned moment;
     unsigned long cluster_times;
-    Turn turns[CLUSTER];
+    Turn turns[TOGETHER];
     // The blocks' copies of shared memory, one after the other.
     unsigned char* copies;
     size_t copy_bytes;
@@ -203,6 +214,7 @@ __attribute__((used)) inline void meet(const char* what) {
 
 // The barrier of the cluster, in two halves.
 __attribute__((used)) inline void arrive() {
+    if (block.together) fail("not emulated: a cluster's barrier in a cooperative launch");
     Fiber& fiber = *block.running;
     if (fiber.arrived) fail("a second arrival at the cluster's barrier without a wait");
     fiber.arrived = true;
@@ -231,7 +243,9 @@ __attribute__((used)) inline void await(const char* what) {
 
 // The place in the shared memory of another block of the cluster.
 __attribute__((used)) inline void* of_block(const void* at, unsigned rank) {
-    if (rank >= block.cluster) fail("the shared memory of block %u of a cluster of %u", rank, block.cluster);
+    const unsigned size = block.together ? 1 : block.cluster;
+    if (rank >= size) fail("the shared memory of block %u of a cluster of %u", rank, size);
+    if (block.together) return (void*)at;
     size_t before = rank * block.copy_bytes;
     for (const auto& piece : block.shared) {
         const size_t offset = (size_t)((const char*)at - (const char*)piece.at);
@@ -321,7 +335,7 @@ inline void make_copies() {
     if (block.cluster == 1 || bytes <= block.copy_bytes && block.copies) return;
     free(block.copies);
     block.copy_bytes = bytes;
-    block.copies = (unsigned char*)malloc(CLUSTER * bytes);
+    block.copies = (unsigned char*)malloc(TOGETHER * bytes);
     if (!block.copies) fail("no host memory is left");
 }
 
@@ -366,6 +380,7 @@ inline void begin_block() {
         fiber.number = i;
         fiber.done = fiber.arrived = false;
         fiber.waits = nullptr;
+        memset(fiber.looks, 0, sizeof(fiber.looks));
         fiber.polled = fiber.groups = fiber.stores = fiber.stores_read = 0;
     }
 }
@@ -393,11 +408,13 @@ inline bool run_block(bool reverse) {
     }
 }
 
-// Runs the blocks from `first` on that are a cluster.
-inline void run_cluster(uint64_t first, bool reverse) {
+// Runs the blocks of a cluster.
+inline void run_cluster(uint64_t number, bool reverse) {
+    const Index of = block.shape;
     const auto index = [&](unsigned rank) -> Index {
-        const uint64_t b = first + rank;
-        return {(unsigned)(b % grid_dim.x), (unsigned)(b / grid_dim.x % grid_dim.y), (unsigned)(b / grid_dim.x / grid_dim.y)};
+        const unsigned across = grid_dim.x / of.x, down = grid_dim.y / of.y;
+        return {(unsigned)(number % across) * of.x + rank % of.x, (unsigned)(number / across % down) * of.y + rank / of.x % of.y,
+                (unsigned)(number / across / down) * of.z + rank / of.x / of.y};
     };
     block.cluster_ended = block.cluster_arrived = block.cluster_met_at = 0;
     for (unsigned rank = 0; rank < block.cluster; ++rank) {
@@ -423,8 +440,8 @@ inline void run_cluster(uint64_t first, bool reverse) {
     }
 }
 
-// Runs all blocks of a launch, `cluster` of which are one in x. Returns a message if the launch failed.
-inline const char* run_grid(Launch& launch, unsigned cluster, void (*body)(void*), void* argument) {
+// Runs all blocks of a launch, in the clusters of the source or of the launch. Returns a message if the launch failed.
+inline const char* run_grid(Launch& launch, const unsigned* source, void (*body)(void*), void* argument) {
     block.running = nullptr;
     block.failed_at = block.moment = 0;
     block.body = body;
@@ -442,14 +459,28 @@ inline const char* run_grid(Launch& launch, unsigned cluster, void (*body)(void*
     block_dim = {launch.block[0], launch.block[1], launch.block[2]};
     const uint64_t count = (uint64_t)block_dim.x * block_dim.y * block_dim.z;
     if (count > THREADS) fail("a block of %llu threads, more than %u", (unsigned long long)count, THREADS);
-    if (cluster > CLUSTER) fail("a cluster of %u blocks, more than %u", cluster, CLUSTER);
-    if (grid_dim.x % cluster != 0) fail("%u blocks in x, which is no multiple of the %u of a cluster", grid_dim.x, cluster);
+    const unsigned *own = launch.cluster, *of = source && source[0] * source[1] * source[2] != 1 ? source : own;
+    if (of == source && own[0] * own[1] * own[2] != 1 && memcmp(source, own, sizeof(launch.cluster)) != 0) {
+        fail("clusters of %u,%u,%u blocks, and the source has %u,%u,%u", own[0], own[1], own[2], of[0], of[1], of[2]);
+    }
+    const uint64_t blocks = (uint64_t)grid_dim.x * grid_dim.y * grid_dim.z, cluster = (uint64_t)of[0] * of[1] * of[2];
+    if (cluster > CLUSTER) fail("a cluster of %llu blocks, more than %u", (unsigned long long)cluster, CLUSTER);
+    for (unsigned i = 0; i < 3; ++i) {
+        if (launch.grid[i] % of[i] == 0) continue;
+        fail("%u blocks in %c, which is no multiple of the %u of a cluster", launch.grid[i], "xyz"[i], of[i]);
+    }
+    block.together = launch.cooperative;
+    if (block.together && cluster > 1) fail("not emulated: a cooperative launch in clusters");
+    if (block.together && blocks > TOGETHER) {
+        fail("not emulated: a cooperative launch of %llu blocks, more than %u", (unsigned long long)blocks, TOGETHER);
+    }
     block.count = (unsigned)count;
-    block.cluster = cluster;
+    block.shape = block.together ? grid_dim : Index{of[0], of[1], of[2]};
+    block.cluster = (unsigned)(block.together ? blocks : cluster);
     make_fibers();
     make_copies();
-    const uint64_t clusters = (uint64_t)grid_dim.x * grid_dim.y * grid_dim.z / cluster;
-    for (uint64_t i = 0; i < clusters; ++i) run_cluster((launch.reverse ? clusters - 1 - i : i) * cluster, launch.reverse);
+    const uint64_t clusters = blocks == 0 ? 0 : blocks / block.cluster;
+    for (uint64_t i = 0; i < clusters; ++i) run_cluster(launch.reverse ? clusters - 1 - i : i, launch.reverse);
     return nullptr;
 }
 
@@ -465,8 +496,8 @@ inline void end() {
     block = {};
 }
 
-template <class F> const char* run_grid(Launch& launch, F& body, unsigned cluster = 1) {
-    return run_grid(launch, cluster, [](void* f) { (*(F*)f)(); }, &body);
+template <class F> const char* run_grid(Launch& launch, F& body, const unsigned* source = nullptr) {
+    return run_grid(launch, source, [](void* f) { (*(F*)f)(); }, &body);
 }
 
 }  // namespace emulator

@@ -241,6 +241,16 @@ fn value(text: &str, count: usize, names: &Names<'_>) -> Option<String> {
     match text {
         "%%cluster_ctarank" => Some("emulator::cluster_rank()".to_owned()),
         "%%cluster_nctarank" => Some("emulator::cluster_size()".to_owned()),
+        _ if text.starts_with("%%cluster") => {
+            let (what, way) = text.split_once('.')?;
+            let function = match what {
+                "%%cluster_ctaid" => "__clusterRelativeBlockIdx",
+                "%%cluster_nctaid" => "__clusterDim",
+                "%%clusterid" => "__clusterIdx",
+                _ => return None,
+            };
+            matches!(way, "x" | "y" | "z").then(|| format!("{function}().{way}"))
+        }
         _ => match text.strip_prefix('%') {
             Some(n) => {
                 n.parse().ok().filter(|&n: &usize| n < count).map(|n| format!("emulated_{n}"))

@@ -20,7 +20,7 @@ const TABLE: &str = "emulated_kernels";
 const PARAMS: usize = 64;
 /// Bytes of a kernel's record: two addresses, the threads, the cluster, the number of parameters,
 /// and those.
-const RECORD: usize = (28 + PARAMS * 8_usize).next_multiple_of(64);
+const RECORD: usize = (36 + PARAMS * 8_usize).next_multiple_of(64);
 /// Bytes of shared memory that a launch can ask for, and their alignment.
 const DYNAMIC: (u32, u32) = (227 << 10, 1024);
 
@@ -161,7 +161,7 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
             out,
             " static const emulator::Kernel __attribute__((section(\"{TABLE}\"), used)) \
              emulated_kernel_{count} = {{(void (*)()){name}, emulator::Of<{name}>::call, \
-             (unsigned)({threads}), emulator::Cluster<{cluster}>::blocks, \
+             (unsigned)({threads}), {{emulator::Cluster<{cluster}>::x, emulator::Cluster<{cluster}>::y, emulator::Cluster<{cluster}>::z}}, \
              emulator::Of<{name}>::params}};"
         );
         count += 1;
@@ -177,7 +177,7 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
         "\nextern \"C\" const emulator::Kernel {table}[];\n\
          {own} void emulator_call(unsigned index, const unsigned char* words) {{ \
          {table}[index].call(words); }}\n\
-         {own} unsigned emulator_cluster(unsigned index) {{ return {table}[index].cluster; }}\n"
+         {own} const unsigned* emulator_cluster(unsigned index) {{ return {table}[index].cluster; }}\n"
     );
     Ok(out)
 }
@@ -334,9 +334,9 @@ pub(crate) fn kernels(image: &[u8]) -> Result<Vec<Kernel>, String> {
             let word = |at: usize| {
                 record.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
             };
-            let count = word(24).filter(|&n| n as usize <= PARAMS).ok_or_else(strange)?;
+            let count = word(32).filter(|&n| n as usize <= PARAMS).ok_or_else(strange)?;
             let params = (0..count as usize).map(|i| {
-                let (offset, size) = (word(28 + i * 8)?, word(32 + i * 8)?);
+                let (offset, size) = (word(36 + i * 8)?, word(40 + i * 8)?);
                 Some(Param { offset, size: size & (u32::MAX >> 1), pointer: size >> 31 != 0 })
             });
             Ok(Kernel {

@@ -37,7 +37,8 @@
 //! # What it cannot show
 //! The speed, the memory order and the compiler of a GPU. Clusters of blocks follow each other: a
 //! block that waits for one of a later cluster waits for ever. In a cluster, races in another
-//! block's shared memory are not looked for. Clusters have blocks in x alone.
+//! block's shared memory are not looked for. Blocks of a cooperative launch take turns, without
+//! clusters; races between them are looked for as between other blocks, by any fence of the first.
 //!
 //! Tensor maps with interleaved layouts, `im2col` copies, bulk reductions and bulk copies between
 //! blocks are refused. A device's bulk store writes pieces of 16 bytes: where rows of a tensor end
@@ -70,6 +71,8 @@
 //!     grid: [2, 1, 1],
 //!     block: [32, 1, 1],
 //!     shared: 0,
+//!     cluster: [1; 3],
+//!     cooperative: false,
 //!     reverse: false,
 //! };
 //! // SAFETY: the kernel's 64 threads access the 64 elements.
@@ -317,6 +320,12 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory of a block.
     pub shared: u32,
+    /// Blocks of a cluster in each direction; 16 at most together. A kernel whose source has
+    /// clusters has those.
+    pub cluster: [u32; 3],
+    /// All blocks run at the same time, in turns; 64 at most. A thread that polls a word by atomic
+    /// or volatile reads lets the others run.
+    pub cooperative: bool,
     /// Blocks and threads run from the last to the first.
     pub reverse: bool,
 }
@@ -356,7 +365,8 @@ impl Emulator {
     ///   accesses the memory meanwhile. The checks of a watched program are an aid and no
     ///   guarantee.
     pub unsafe fn run(&self, launch: &Launch<'_>) -> Result<(), String> {
-        let Launch { kernel, operands, params, grid, block, shared, reverse } = *launch;
+        let Launch { kernel, operands, params, grid, block, shared, cluster, cooperative, reverse } =
+            *launch;
         let Compiled { image, kernels, .. } = &*self.program.0;
         let index = kernels
             .iter()
@@ -404,6 +414,8 @@ impl Emulator {
             shared,
             reverse: u32::from(reverse),
             watched: u32::from(self.program.0.watched),
+            cluster,
+            cooperative: u32::from(cooperative),
             failed_at: 0,
         };
         let mut library = self.library.lock();

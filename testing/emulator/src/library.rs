@@ -31,6 +31,8 @@ pub(crate) struct NativeLaunch {
     pub(crate) shared: u32,
     pub(crate) reverse: u32,
     pub(crate) watched: u32,
+    pub(crate) cluster: [u32; 3],
+    pub(crate) cooperative: u32,
     pub(crate) failed_at: usize,
 }
 

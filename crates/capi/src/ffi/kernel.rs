@@ -35,6 +35,11 @@ pub const LEASEHOLD_OVERLAP_IN_PLACE: u32 = 1;
 /// Bindings may overlap in any way.
 pub const LEASEHOLD_OVERLAP_ANY: u32 = 2;
 
+/// The code waits itself for the kernels in front of it in a graph.
+pub const LEASEHOLD_KERNEL_DEPENDENT: u32 = 1;
+/// All blocks of a launch run at the same time.
+pub const LEASEHOLD_KERNEL_COOPERATIVE: u32 = 2;
+
 /// The arguments of one tile of a kernel on the CPU.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -147,8 +152,8 @@ pub struct LeaseholdKernelDesc {
     pub alignment: u32,
     /// `LEASEHOLD_OVERLAP_*`.
     pub overlap: u32,
-    /// 0.
-    pub reserved: u32,
+    /// `LEASEHOLD_KERNEL_*`, or 0.
+    pub flags: u32,
     /// Is asked before each launch; null if every launch may run.
     pub check: Option<LeaseholdCheck>,
     /// Is called once, when nobody asks the check any more; or null.
@@ -159,6 +164,10 @@ pub struct LeaseholdKernelDesc {
     pub maps: *const LeaseholdMapPlace,
     /// How many.
     pub map_count: usize,
+    /// Blocks of a cluster in each direction; zeros for none.
+    pub cluster: [u32; 3],
+    /// The bindings that may be read early, bit `i` for binding `i`.
+    pub early_reads: u32,
 }
 
 /// The place of a tensor map in the parameters of a kernel.
@@ -360,12 +369,14 @@ pub unsafe extern "C" fn leasehold_kernel_define(
         params_bytes: 0,
         alignment: 0,
         overlap: LEASEHOLD_OVERLAP_REFUSED,
-        reserved: 0,
+        flags: 0,
         check: None,
         release: None,
         context: std::ptr::null_mut(),
         maps: std::ptr::null(),
         map_count: 0,
+        cluster: [0; 3],
+        early_reads: 0,
     };
     ffi_guard(|| {
         check_out(kernel, "the kernel's place")?;
@@ -391,8 +402,9 @@ pub unsafe extern "C" fn leasehold_kernel_define(
             LEASEHOLD_OVERLAP_ANY => Overlap::Any,
             other => return Err(Error::invalid(format!("{other} is no rule of overlaps"))),
         };
-        if desc.reserved != 0 {
-            return Err(Error::invalid("a kernel whose reserved field is not 0"));
+        let (dependent, cooperative) = (LEASEHOLD_KERNEL_DEPENDENT, LEASEHOLD_KERNEL_COOPERATIVE);
+        if desc.flags & !(dependent | cooperative) != 0 {
+            return Err(Error::invalid(format!("{:#x} are no flags of a kernel", desc.flags)));
         }
         // SAFETY: the caller vouches for the functions and their context.
         let callback = unsafe { Callback::new(desc.context, desc.release) };
@@ -412,6 +424,12 @@ pub unsafe extern "C" fn leasehold_kernel_define(
             one = one.entry(entry).aligned(desc.alignment.max(1)).overlapping(overlap);
             one.params = desc.params_bytes;
             one.maps = maps.clone().into();
+            one.dependent_launch = desc.flags & dependent != 0;
+            one.cooperative = desc.flags & cooperative != 0;
+            one.early_reads = desc.early_reads;
+            if desc.cluster != [0; 3] {
+                one.cluster = desc.cluster;
+            }
             descs.push(one);
         }
         // SAFETY: the caller vouches for the code.
@@ -426,6 +444,27 @@ pub unsafe extern "C" fn leasehold_kernel_define(
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_kernel_prepare(kernel: u64, runtime: u64) -> c_int {
     ffi_guard(|| KERNELS.get(kernel)?.prepare(&RUNTIMES.get(runtime)?.runtime))
+}
+
+/// The blocks of a kernel that a runtime's device runs at the same time.
+///
+/// # Safety
+/// - `blocks` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_kernel_resident_blocks(
+    kernel: u64,
+    runtime: u64,
+    threads: u32,
+    shared_bytes: u32,
+    blocks: *mut u64,
+) -> c_int {
+    ffi_guard(|| {
+        check_out(blocks, "the number's place")?;
+        let (kernel, runtime) = (KERNELS.get(kernel)?, RUNTIMES.get(runtime)?);
+        let count = kernel.resident_blocks(&runtime.runtime, threads, shared_bytes)?;
+        // SAFETY: the caller says that it can be written.
+        unsafe { give(blocks, count, "the number's place") }
+    })
 }
 
 /// Adds a holder of a kernel.

@@ -308,7 +308,7 @@ static void make(int kind, uint64_t *state) {
         break;
     case KERNEL: {
         leasehold_kernel_source sources[2];
-        leasehold_kernel_desc desc = {sizeof desc, "add", sources, 2, access, 2, 0, 0, LEASEHOLD_OVERLAP_REFUSED, 0, check, release, NULL, NULL, 0};
+        leasehold_kernel_desc desc = {sizeof desc, "add", sources, 2, access, 2, 0, 0, LEASEHOLD_OVERLAP_REFUSED, 0, check, release, NULL, NULL, 0, {0, 0, 0}, 0};
         memset(sources, 0, sizeof sources);
         sources[0].kind = LEASEHOLD_SOURCE_C_FUNCTION;
         sources[0].function = tile;
@@ -478,6 +478,7 @@ static void ask(uint64_t *state) {
         break;
     case 14:
         CALL(kernel_prepare, pick(KERNEL, state), pick(RUNTIME, state));
+        CALL(kernel_resident_blocks, pick(KERNEL, state), pick(RUNTIME, state), (uint32_t)next(state), (uint32_t)next(state), &number);
         CALL(stream_on_complete, stream, complete, NULL);
         break;
     case 15:

@@ -94,7 +94,7 @@ static leasehold_kernel define(void) {
     static const uint32_t access[] = {LEASEHOLD_READ, LEASEHOLD_READ_WRITE};
     leasehold_kernel_source sources[2] = {{0}, {0}};
     leasehold_kernel_desc desc = {sizeof desc, "axpby", sources, 2, access, 2, sizeof(scales), 4, LEASEHOLD_OVERLAP_REFUSED, 0, check, release,
-                                  (void *)&checked, NULL, 0};
+                                  (void *)&checked, NULL, 0, {0, 0, 0}, 0};
     leasehold_kernel kernel = 0;
     sources[0].kind = LEASEHOLD_SOURCE_C_FUNCTION;
     sources[0].function = axpby;
@@ -338,8 +338,13 @@ static void kernels(void) {
     leasehold_operand operands[2], back[2];
     leasehold_point point;
     scales p = {1.0f, 1.0f, COUNT};
+    uint64_t blocks = 0;
     int i, before = released;
     OK(leasehold_kernel_prepare(kernel, runtime));
+    /* A device of CUDA says how many blocks run at the same time. */
+    if (leasehold_kernel_resident_blocks(kernel, runtime, 64, 0, &blocks) == LEASEHOLD_OK) {
+        THAT(blocks > 0);
+    }
     OK(leasehold_kernel_retain(kernel));
     OK(leasehold_kernel_release(kernel));
     OK(leasehold_stream_fill(stream, whole(x, 0), 0x3f800000, 4, NULL));

@@ -151,6 +151,36 @@ static void work(const leasehold::runtime &runtime, bool cpu) {
     second.host_call([] { throw std::runtime_error("on purpose"); });
     THAT(thrown([&] { second.synchronize(); }) == LEASEHOLD_FAILED);
 
+    /* A kernel that waits itself reads early what its graph does not write; clusters and a cooperative launch are CUDA's. */
+    if (cpu) {
+        THAT(thrown([&] { kernel.resident_blocks(runtime, 64); }) == LEASEHOLD_UNSUPPORTED);
+        const leasehold::kernel crew = leasehold::kernel::builder("crew").c_function(scale).read_writes().params<float>().cluster({2, 1, 1}).cooperative().define();
+        THAT(thrown([&] { crew.prepare(runtime); }) == LEASEHOLD_UNSUPPORTED);
+    } else {
+        THAT(kernel.resident_blocks(runtime, 64) > 0);
+        const leasehold::kernel early = leasehold::kernel::builder("early")
+                                            .cuda_c("extern \"C\" __global__ void early(const float *x, float *y, float a, unsigned early) {"
+                                                    " asm volatile(\"griddepcontrol.wait;\" ::: \"memory\"); *y = a * *x + early; }")
+                                            .reads()
+                                            .writes()
+                                            .params<float>()
+                                            .dependent_launch({0})
+                                            .define();
+        const leasehold::buffer from = stream.upload(std::vector<float>{2}), to = stream.upload(std::vector<float>{0});
+        stream.launch(early, 1, {from.read(), to.write()}, 3.0f);
+        THAT(stream.download<float>(to)[0] == 6.0f);
+        const leasehold::graph granted =
+            runtime.record([&](const leasehold::stream &recorded) { recorded.launch(early, 1, {from.read(), to.write()}, 3.0f); });
+        granted.launch(stream);
+        THAT(stream.download<float>(to)[0] == 7.0f);
+        const leasehold::graph writes = runtime.record([&](const leasehold::stream &recorded) {
+            recorded.fill(from, 4.0f);
+            recorded.launch(early, 1, {from.read(), to.write()}, 3.0f);
+        });
+        writes.launch(stream);
+        THAT(stream.download<float>(to)[0] == 12.0f);
+    }
+
     /* A graph, and a recording that fails. */
     const leasehold::buffer y = stream.upload(std::vector<float>{1, 1, 1, 1});
     std::uint32_t node = 99;

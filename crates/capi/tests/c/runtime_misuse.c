@@ -94,7 +94,7 @@ static leasehold_kernel_source sources[2];
 static const uint32_t write_only[31] = {LEASEHOLD_WRITE};
 
 static leasehold_kernel_desc described(void) {
-    leasehold_kernel_desc desc = {sizeof desc, "mark", sources, 2, write_only, 1, 0, 4, LEASEHOLD_OVERLAP_REFUSED, 0, refuse, release, NULL, NULL, 0};
+    leasehold_kernel_desc desc = {sizeof desc, "mark", sources, 2, write_only, 1, 0, 4, LEASEHOLD_OVERLAP_REFUSED, 0, refuse, release, NULL, NULL, 0, {0, 0, 0}, 0};
     memset(sources, 0, sizeof sources);
     sources[0].kind = LEASEHOLD_SOURCE_C_FUNCTION;
     sources[0].function = tile;
@@ -116,7 +116,7 @@ static void wrong_handles(uint64_t handle) {
     leasehold_rows rows = {1, 1, 1, 1};
     leasehold_point point = {handle, 1};
     char bytes[BYTES] = {0}, *text;
-    uint64_t made, number;
+    uint64_t made, number, count;
     uint32_t node;
     uintptr_t native;
     size_t which;
@@ -137,6 +137,7 @@ static void wrong_handles(uint64_t handle) {
         INVALID(leasehold_buffer_wrap(handle, &wrap, &made));
         INVALID(leasehold_event_create(handle, 0, &made));
         INVALID(leasehold_kernel_prepare(kernel, handle));
+        INVALID(leasehold_kernel_resident_blocks(kernel, handle, 64, 0, &count));
         INVALID(leasehold_record_begin(handle, &made));
         INVALID(leasehold_host_timeline_create(handle, &made));
     }
@@ -204,6 +205,7 @@ static void wrong_handles(uint64_t handle) {
     if (handle != kernel) {
         launches[1].kernel = handle;
         INVALID(leasehold_kernel_prepare(handle, runtime));
+        INVALID(leasehold_kernel_resident_blocks(handle, runtime, 64, 0, &count));
         INVALID(leasehold_kernel_retain(handle));
         INVALID(leasehold_kernel_release(handle));
         INVALID(leasehold_stream_launch(stream, handle, &one, &good, 1, NULL, 0, NULL));
@@ -412,6 +414,79 @@ static void tensor_maps(void) {
     OK(leasehold_kernel_release(mapped));
 }
 
+static leasehold_kernel defined(const char *name, const char *source, uint32_t flags, uint32_t across, uint32_t down) {
+    static const uint32_t read_write = LEASEHOLD_READ_WRITE;
+    leasehold_kernel_desc desc = described();
+    leasehold_kernel made = 0;
+    desc.name = name;
+    desc.check = NULL;
+    desc.flags = flags;
+    desc.access = &read_write;
+    desc.cluster[0] = across;
+    desc.cluster[1] = down;
+    desc.cluster[2] = 1;
+    sources[1].code = source;
+    desc.sources = &sources[source != NULL];
+    desc.source_count = 1;
+    OK(leasehold_kernel_define(&desc, &made));
+    return made;
+}
+
+/* Clusters of blocks and cooperative launches, which CUDA has, and the CPU says that it has not. */
+static void attributes(int cpu) {
+    /* A block writes the row of the other one in its cluster. */
+    static const char *const pairs =
+        "extern \"C\" __global__ void pairs(unsigned *x) { __shared__ unsigned row; row = blockIdx.y; __cluster_barrier_arrive(); "
+        "__cluster_barrier_wait(); x[blockIdx.x + 2 * blockIdx.y] = *(unsigned *)__cluster_map_shared_rank(&row, 1 - "
+        "__clusterRelativeBlockRank()); __cluster_barrier_arrive(); __cluster_barrier_wait(); }";
+    /* All blocks wait for each other. */
+    static const char *const crew =
+        "extern \"C\" __global__ void crew(unsigned *x) { atomicAdd(x, 1u); while (*(volatile unsigned *)x % gridDim.x != 0) { } }";
+    leasehold_operand operand = part(buffer, 0, 64, LEASEHOLD_READ_WRITE);
+    leasehold_grid grid = {{2, 4, 1}, {1, 1, 1}, 0, 0};
+    leasehold_kernel made;
+    uint64_t count = 0;
+    uint32_t i, found[8];
+    for (i = 0; i < 2; i++) {
+        made = defined("marks", NULL, i == 0 ? 0 : LEASEHOLD_KERNEL_COOPERATIVE, i == 0 ? 2 : 1, 1);
+        IS(LEASEHOLD_UNSUPPORTED, leasehold_kernel_prepare(made, runtime));
+        IS(LEASEHOLD_UNSUPPORTED, leasehold_stream_launch(stream, made, &grid, &operand, 1, NULL, 0, NULL));
+        OK(leasehold_kernel_release(made));
+    }
+    if (cpu) {
+        made = defined("marks", NULL, 0, 1, 1);
+        IS(LEASEHOLD_UNSUPPORTED, leasehold_kernel_resident_blocks(made, runtime, 64, 0, &count));
+        OK(leasehold_kernel_release(made));
+        return;
+    }
+    made = defined("pairs", pairs, 0, 1, 2);
+    if (leasehold_kernel_prepare(made, runtime) == LEASEHOLD_OK) {
+        OK(leasehold_stream_launch(stream, made, &grid, &operand, 1, NULL, 0, NULL));
+        OK(leasehold_stream_download_blocking(stream, found, sizeof found, part(buffer, 0, sizeof found, LEASEHOLD_READ)));
+        for (i = 0; i < 8; i++) THAT(found[i] == (i / 2 ^ 1));
+        grid.blocks[1] = 3;
+        INVALID(leasehold_stream_launch(stream, made, &grid, &operand, 1, NULL, 0, NULL));
+        THAT(strstr(leasehold_last_error(), "is not made of clusters of [1, 2, 1]") != NULL);
+    }
+    OK(leasehold_kernel_release(made));
+    made = defined("crew", crew, LEASEHOLD_KERNEL_COOPERATIVE, 1, 1);
+    if (leasehold_kernel_prepare(made, runtime) == LEASEHOLD_OK) {
+        INVALID(leasehold_kernel_resident_blocks(made, runtime, 64, 0, NULL));
+        OK(leasehold_kernel_resident_blocks(made, runtime, 1, 0, &count));
+        THAT(count > 4);
+        OK(leasehold_stream_fill(stream, whole(buffer), 0, 1, NULL));
+        grid.blocks[0] = 4;
+        grid.blocks[1] = 1;
+        OK(leasehold_stream_launch(stream, made, &grid, &operand, 1, NULL, 0, NULL));
+        OK(leasehold_stream_download_blocking(stream, found, sizeof found, part(buffer, 0, sizeof found, LEASEHOLD_READ)));
+        THAT(found[0] == 4);
+        grid.blocks[0] = (uint32_t)count + 1;
+        INVALID(leasehold_stream_launch(stream, made, &grid, &operand, 1, NULL, 0, NULL));
+        THAT(strstr(leasehold_last_error(), "at the same time; give at most as many") != NULL);
+    }
+    OK(leasehold_kernel_release(made));
+}
+
 static void kernels(void) {
     leasehold_kernel_desc desc = described();
     leasehold_kernel made = 0;
@@ -447,7 +522,17 @@ static void kernels(void) {
     desc.overlap = 3;
     INVALID(leasehold_kernel_define(&desc, &made));
     desc = described();
-    desc.reserved = 1;
+    desc.flags = 4;
+    INVALID(leasehold_kernel_define(&desc, &made));
+    desc = described();
+    desc.cluster[0] = 2; /* of no blocks in the other directions */
+    INVALID(leasehold_kernel_define(&desc, &made));
+    desc.cluster[1] = 9;
+    desc.cluster[2] = 1;
+    INVALID(leasehold_kernel_define(&desc, &made));
+    desc = described();
+    desc.flags = LEASEHOLD_KERNEL_DEPENDENT;
+    desc.early_reads = 1; /* which it writes */
     INVALID(leasehold_kernel_define(&desc, &made));
     /* A tensor map of no binding, at no multiple of 64, beyond the parameters, and a list that is not there. */
     for (int i = 0; i < 4; i++) {
@@ -505,6 +590,7 @@ static void kernels(void) {
         THAT(leasehold_kernel_prepare(made, runtime) != LEASEHOLD_OK);
     }
     OK(leasehold_kernel_release(made));
+    attributes(cpu);
 }
 
 static void wrap(void) {

@@ -255,6 +255,17 @@ fn one_key_makes_one_pipeline() {
     let mut foreign = desc("ptx", count, &[], 0);
     foreign.source = KernelSource::Ptx(Cow::Borrowed(""));
     assert!(matches!(rig.device.pipeline(&foreign), Err(Error::Unsupported(_))));
+    let here = || desc("here", |_| {}, &[], 0);
+    for together in [here().cluster([2, 1, 1]), here().cooperative()] {
+        let refused = rig.device.pipeline(&together);
+        assert!(
+            matches!(&refused, Err(Error::Unsupported(why)) if why.contains("a Rust function has no clusters")),
+            "{refused:?}"
+        );
+    }
+    let pipeline = rig.device.pipeline(&here()).unwrap();
+    assert!(matches!(rig.device.resident_blocks(&pipeline, 1, 0), Err(Error::Unsupported(_))));
+    drop(pipeline);
     let many = vec![Access::Read; 31];
     assert!(matches!(
         rig.device.pipeline(&desc("many", count, &many, 0)),

@@ -117,6 +117,8 @@ codes! {
     INVALID_PC = 718 CUDA_ERROR_INVALID_PC;
     /// A kernel failed for another reason.
     LAUNCH_FAILED = 719 CUDA_ERROR_LAUNCH_FAILED;
+    /// The blocks of a cooperative launch do not all run at a time.
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720 CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     /// Not permitted.
     NOT_PERMITTED = 800 CUDA_ERROR_NOT_PERMITTED;
     /// Not supported.
@@ -153,6 +155,8 @@ codes! {
     STREAM_CAPTURE_WRONG_THREAD = 908 CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     /// The executable graph cannot take this update.
     GRAPH_EXEC_UPDATE_FAILURE = 910 CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    /// A launch cannot have such clusters.
+    INVALID_CLUSTER_SIZE = 912 CUDA_ERROR_INVALID_CLUSTER_SIZE;
     /// The cause is unknown.
     UNKNOWN = 999 CUDA_ERROR_UNKNOWN;
 }

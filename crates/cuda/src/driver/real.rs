@@ -320,9 +320,11 @@ impl DeviceOps for RealDriver {
         drive!(self, cuDeviceTotalMem_v2(&raw mut memory, device))?;
         use Attribute::{
             CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as STREAM_WORDS,
+            CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH as CLUSTERS,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
             CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS as CONCURRENT,
+            CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH as COOPERATIVE,
             CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED as RDMA,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED as FABRIC,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as FD,
@@ -379,6 +381,8 @@ impl DeviceOps for RealDriver {
             fd_handles: self.flag(device, FD),
             fabric_handles: self.flag(device, FABRIC),
             rdma: self.flag(device, RDMA),
+            clusters: self.flag(device, CLUSTERS),
+            cooperative_launch: self.flag(device, COOPERATIVE),
             green_contexts: self.loaded()?.functions.has_partitions(),
         })
     }

@@ -68,6 +68,7 @@ impl ConditionSetter {
         args[8..].copy_from_slice(&condition.0.to_le_bytes());
         let launch = Launch {
             early: None,
+            attributes: None,
             function: self.function,
             grid: [1; 3],
             block: [1; 3],

@@ -48,13 +48,22 @@ impl PipelineLoader for Functions {
         modules: &ModuleManager,
     ) -> Result<(Pipeline, Self::Kept)> {
         let (major, minor) = self.core.properties().compute_capability;
-        if !desc.maps.is_empty() && major < TENSOR_MAPS {
+        let device = self.core.properties();
+        // What the device lacks, and where it begins.
+        let lacking = if !desc.maps.is_empty() && major < TENSOR_MAPS {
+            Some("no tensor maps, which begin with compute capability 9.0")
+        } else if desc.cluster != [1; 3] && !device.clusters {
+            Some("no clusters of blocks, which begin with compute capability 9.0")
+        } else if desc.cooperative && !device.cooperative_launch {
+            Some("no cooperative launch")
+        } else {
+            None
+        };
+        if let Some(lacking) = lacking {
+            let (name, id) = (&desc.name, self.core.context.id());
             return Err(Error::Unsupported(
                 format!(
-                    "kernel {}: it takes tensor maps, and {} (sm_{major}{minor}) has none; they begin with compute capability 9.0, so give the device another \
-                     kernel",
-                    desc.name,
-                    self.core.context.id()
+                    "kernel {name}: {id} (sm_{major}{minor}) has {lacking}; give it another kernel"
                 )
                 .into(),
             ));
@@ -69,17 +78,21 @@ impl PipelineLoader for Functions {
             Ok((function, unsafe { ops.function_info(function) }?))
         })?;
         let params_at = check_function(desc, &info)?;
-        let device = self.core.properties();
         let dynamic = device.shared_optin.saturating_sub(info.shared);
         if dynamic > device.shared.saturating_sub(info.shared) {
             // SAFETY: the function is of a module that is leased.
             context.within(|ops| unsafe { ops.function_allow_shared(function, dynamic) })?;
         }
+        if desc.cluster.iter().product::<u32>() > KernelDesc::PORTABLE_CLUSTER {
+            // SAFETY: the function is of a module that is leased.
+            context.within(|ops| unsafe { ops.function_allow_clusters(function) })?;
+        }
         self.core.shared.name_function(function.0, &desc.name);
         let threads = info.block_threads.min(device.block_threads).max(1);
         let mut pipeline = Pipeline::new(desc, function.0, threads);
         pipeline.params_at = params_at;
-        pipeline.dependent_launch = desc.dependent_launch && info.source >= DEPENDENT_LAUNCH;
+        pipeline.dependent_launch =
+            desc.dependent_launch && !desc.cooperative && info.source >= DEPENDENT_LAUNCH;
         Ok((pipeline, module))
     }
 

@@ -11,7 +11,7 @@
 //!
 //! This module must not know how a driver loads a kernel.
 
-use crate::{KernelDesc, Pipeline};
+use crate::{KernelDesc, KernelSource, Pipeline};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
     Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
@@ -65,6 +65,8 @@ struct Key<S> {
     name: Box<str>,
     entry: Box<str>,
     source: S,
+    cluster: [u32; 3],
+    cooperative: bool,
 }
 
 /// A pipeline, and the object that the pipeline needs.
@@ -151,6 +153,7 @@ impl<L: PipelineLoader> PipelinePool<L> {
     /// # Errors
     /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
     ///   the same key.
+    /// - `Unsupported` for clusters and cooperative launches of sources that are not CUDA's.
     /// - As [`PipelineLoader::source`] and [`PipelineLoader::load`].
     pub fn get_or_create(
         &self,
@@ -159,11 +162,24 @@ impl<L: PipelineLoader> PipelinePool<L> {
     ) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         let source = &self.loader.own.source(desc, means)?;
+        use KernelSource::{Cubins, CudaC, Ptx};
+        if desc.has_attributes() && !matches!(desc.source, CudaC { .. } | Cubins { .. } | Ptx(_)) {
+            return Err(Error::Unsupported(
+                format!(
+                    "kernel {}: {} has no clusters of blocks and no cooperative launch; describe this source without cluster and cooperative",
+                    desc.name,
+                    desc.source.kind()
+                )
+                .into(),
+            ));
+        }
         self.collect();
         let key = Key {
             name: desc.name.as_ref().into(),
             entry: desc.entry.as_ref().into(),
             source: source.clone(),
+            cluster: desc.cluster,
+            cooperative: desc.cooperative,
         };
         let loaded = self.manager.find_or_create(&key, &Wanted { desc, source, means })?;
         let pipeline = &loaded.pipeline;

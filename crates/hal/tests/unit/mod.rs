@@ -90,6 +90,7 @@ fn a_kernel_takes_30_bindings_and_4096_bytes_and_no_more() {
     desc(0, 0).validate().unwrap();
     desc(Limits::BINDINGS as usize, Limits::PARAMS).validate().unwrap();
     desc(2, 0).aligned(16).validate().unwrap();
+    desc(0, 0).cluster([4, 2, 2]).cooperative().validate().unwrap();
     desc(2, 8).dependent_launch().reading_early(&[0, 1]).validate().unwrap();
     for bad in [
         desc(31, 0),
@@ -107,6 +108,9 @@ fn a_kernel_takes_30_bindings_and_4096_bytes_and_no_more() {
             ..desc(2, 0).dependent_launch().reading_early(&[1])
         },
         KernelDesc { alignment: vec![4, 4, 4].into(), ..desc(2, 0) },
+        desc(0, 0).cluster([2, 0, 1]),
+        desc(0, 0).cluster([4, 5, 1]),
+        desc(0, 0).cluster([1 << 16, 1 << 16, 1]),
     ] {
         assert_eq!(bad.validate().unwrap_err().kind(), "InvalidArgument");
     }

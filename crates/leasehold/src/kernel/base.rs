@@ -6,7 +6,7 @@
 //! as the runtime lives. Only the end of that runtime empties the cell, when nobody can borrow from
 //! it any more: whoever borrows holds a stream, which holds the runtime.
 
-use crate::kernel::rules::{Rules, written};
+use crate::kernel::rules::{Rules, with_more, written};
 use crate::runtime::{Forget, Runtime, RuntimeInner};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock, UnsafeCell};
@@ -50,7 +50,6 @@ impl Block {
 pub(crate) struct BaseCell {
     /// One per device kind: the first whose source the device takes is used.
     descs: Vec<KernelDesc<'static>>,
-    rules: Arc<Rules>,
     first: Block,
     fill: Mutex<()>,
 }
@@ -210,8 +209,7 @@ impl KernelBase {
                 other.name, first.name
             )));
         }
-        let rules = Arc::new(Rules::of(first));
-        Ok(Self(Arc::new(BaseCell { descs, rules, first: Block::new(), fill: Mutex::new(()) })))
+        Ok(Self(Arc::new(BaseCell { descs, first: Block::new(), fill: Mutex::new(()) })))
     }
 
     /// The name.
@@ -233,6 +231,22 @@ impl KernelBase {
         self.prepared(&runtime.inner).map(drop)
     }
 
+    /// The blocks of this kernel that the runtime's device runs at the same time while nothing else
+    /// runs, each with so many threads and so many bytes of shared memory. A cooperative launch has
+    /// no more. Makes the kernel ready as [`prepare`](Self::prepare) does.
+    ///
+    /// NVIDIA: [occupancy][page].
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare); `Unsupported` on devices that run blocks one by one.
+    ///
+    /// [page]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__OCCUPANCY.html
+    #[doc(alias("cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuOccupancyMaxActiveClusters"))]
+    pub fn resident_blocks(&self, runtime: &Runtime, threads: u32, shared: u32) -> Result<u64> {
+        let prepared = self.prepared(&runtime.inner)?;
+        runtime.inner.device.resident_blocks(&prepared.pipeline, threads, shared)
+    }
+
     /// The kernel on a runtime's device.
     #[inline]
     pub(crate) fn prepared(&self, runtime: &Arc<RuntimeInner>) -> Result<&Prepared> {
@@ -249,14 +263,14 @@ impl KernelBase {
         for desc in &self.0.descs {
             match runtime.device.pipeline(desc) {
                 Ok(lease) => {
-                    made = Some(lease);
+                    made = Some((desc, lease));
                     break;
                 }
                 Err(e @ leasehold_core::Error::Unsupported(_)) => refused = Some(e),
                 Err(e) => return Err(e),
             }
         }
-        let Some(pipeline) = made else {
+        let Some((desc, pipeline)) = made else {
             return Err(refused
                 .unwrap_or_else(|| leasehold_core::Error::invalid("a kernel without sources")));
         };
@@ -266,7 +280,8 @@ impl KernelBase {
             ));
         }
         let written = written(pipeline.bindings.iter().copied());
-        let prepared = Prepared { pipeline, rules: self.0.rules.clone(), written };
+        let rules = Arc::new(Rules::of(desc, with_more(desc, &runtime.device, &pipeline)));
+        let prepared = Prepared { pipeline, rules, written };
         let guard = self.0.fill.lock();
         if self.0.find(runtime.serial()).is_none() {
             let mut block = &self.0.first;

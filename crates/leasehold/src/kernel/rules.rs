@@ -4,8 +4,10 @@
 //! This module must not know sessions or graphs.
 
 use crate::view::Operand;
-use leasehold_core::{Error, Result};
-use leasehold_hal::{Access, Binding, KernelCheck, KernelDesc, LaunchInfo, Overlap, TensorMap};
+use leasehold_core::{Error, Lease, Result};
+use leasehold_hal::{
+    Access, Binding, Device, KernelCheck, KernelDesc, LaunchInfo, Overlap, Pipeline, TensorMap,
+};
 
 /// The bindings that are written, one bit for each. There are 30 at most.
 pub(crate) fn written(bindings: impl Iterator<Item = Access>) -> u32 {
@@ -25,28 +27,64 @@ pub(crate) struct Rules {
     limits: Box<[(u32, u32)]>,
 }
 
-/// The kernel's check, after a check of its tensor maps where it has some.
-fn with_maps(desc: &KernelDesc<'_>) -> KernelCheck {
-    if desc.maps.is_empty() {
+/// The kernel's check, after checks of its tensor maps, its clusters and its cooperative launch
+/// where it has some.
+pub(crate) fn with_more(
+    desc: &KernelDesc<'_>,
+    device: &Lease<dyn Device>,
+    pipeline: &Lease<Pipeline>,
+) -> KernelCheck {
+    if desc.maps.is_empty() && !desc.has_attributes() {
         return desc.check.clone();
     }
     let (maps, check) = (desc.maps.clone().into_owned(), desc.check.clone());
+    let on = desc.has_attributes().then(|| (device.clone(), pipeline.clone()));
     KernelCheck::new(move |launch| {
         for &(binding, offset) in &maps {
             TensorMap::from_params(launch.params_bytes(), offset)
                 .validate_for(launch, binding as usize)?;
         }
+        on.iter().try_for_each(|(device, pipeline)| check_attributes(launch, device, pipeline))?;
         check.run(launch)
     })
 }
 
+/// Checks that a grid is made of clusters, and that blocks of a cooperative launch run at a time.
+fn check_attributes(
+    launch: &LaunchInfo<'_>,
+    device: &Lease<dyn Device>,
+    pipeline: &Pipeline,
+) -> Result<()> {
+    let (grid, cluster) = (launch.grid, pipeline.cluster);
+    if (0..3).any(|i| !grid[i].is_multiple_of(cluster[i])) {
+        return Err(Error::invalid(format!(
+            "a grid of {grid:?} blocks is not made of clusters of {cluster:?}; give a multiple in each dimension"
+        )));
+    }
+    if pipeline.cooperative {
+        let product = |of: [u32; 3]| of.iter().fold(1, |n: u64, &b| n.saturating_mul(b.into()));
+        let (blocks, threads) = (product(grid), product(launch.block) as u32);
+        let most = device.resident_blocks(pipeline, threads, launch.shared)?;
+        if blocks > most {
+            return Err(Error::invalid(format!(
+                "a cooperative launch of {blocks} blocks, and {} runs {most} of {threads} threads and {} bytes of shared memory at the same time; give at most \
+                 as many (resident_blocks)",
+                device.info().id,
+                launch.shared
+            )));
+        }
+    }
+    Ok(())
+}
+
 impl Rules {
-    pub(crate) fn of(desc: &KernelDesc<'_>) -> Self {
+    /// The conditions of a description, with a check that stands in for its own.
+    pub(crate) fn of(desc: &KernelDesc<'_>, check: KernelCheck) -> Self {
         let plain = desc.alignment.iter().all(|&a| a == 1);
         let align = if plain { 0 } else { desc.bindings.len() };
         Self {
             name: desc.name.as_ref().into(),
-            check: with_maps(desc),
+            check,
             align: (0..align).map(|i| desc.alignment_of(i) - 1).collect(),
             most: (0..align).map(|i| u64::from(desc.alignment_of(i) - 1)).max().unwrap_or(0),
             overlap: desc.overlap,

@@ -35,7 +35,7 @@ fn shortcuts_accept_what_a_look_at_every_pair_does() {
                 let mut desc =
                     KernelDesc::new("k", source, &roles, KernelCheck::any()).overlapping(overlap);
                 desc.alignment = alignment.to_vec().into();
-                let rules = Rules::of(&desc);
+                let rules = Rules::of(&desc, KernelCheck::any());
                 for case in 0..places.len().pow(3) {
                     let n = places.len();
                     let bindings = [case % n, case / n % n, case / n / n].map(|at| places[at]);

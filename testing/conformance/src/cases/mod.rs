@@ -2,6 +2,7 @@
 //!
 //! These modules must not know any backend.
 
+mod attributes;
 mod checks;
 mod collective_calls;
 mod collective_ends;
@@ -44,6 +45,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         copies::CASES,
         kernels::CASES,
         tensor_maps::CASES,
+        attributes::CASES,
         graphs::CASES,
         graph_budget::CASES,
         loops::CASES,

@@ -5,10 +5,12 @@ use crate::env::Env;
 use crate::factory::{BoxAt, TestKernel};
 use leasehold::graph::{GraphUpdate, NodeId};
 use leasehold::kernel::{MapElement, TensorMap};
-use leasehold::{Array, Error, KernelBase, Runtime, Stream, View};
+use leasehold::{Access, Array, Error, Growing, KernelBase, Runtime, Stream, View};
 
 const BOX: &[Need] = &[Need::Kernel(TestKernel::Box)];
 const REPLAYED: &[Need] = &[Need::Kernel(TestKernel::Box), Need::Graphs];
+
+const GROWING: &[Need] = &[Need::Kernel(TestKernel::LimitedBox), Need::Graphs];
 
 pub(crate) const CASES: &[Case] = &[
     Case::runtime(253, "a box of a tensor is copied, with zeros out of bounds", BOX, boxes)
@@ -23,6 +25,8 @@ pub(crate) const CASES: &[Case] = &[
     Case::runtime(255, "a map of memory that a graph lends is of the lent memory", REPLAYED, lent)
         .sanitizer(),
     Case::runtime(256, "a tensor map that is none never reaches the device", BOX, refused),
+    Case::runtime(260, "a map of growing memory has the boxes below its end", GROWING, growing)
+        .sanitizer(),
 ];
 
 const COLUMNS: usize = 100;
@@ -53,7 +57,11 @@ fn expected(all: &[u32], params: &BoxAt) -> Vec<u32> {
 
 /// The kernel on a runtime. A device without tensor maps skips the case.
 fn kernel(env: &Env, runtime: &Runtime) -> Outcome<KernelBase> {
-    let kernel = TestKernel::base(env.desc(TestKernel::Box)?)?;
+    prepared(env, runtime, TestKernel::Box)
+}
+
+fn prepared(env: &Env, runtime: &Runtime, kernel: TestKernel) -> Outcome<KernelBase> {
+    let kernel = TestKernel::base(env.desc(kernel)?)?;
     match kernel.prepare(runtime) {
         Err(Error::Unsupported(why)) => skipped(why.into_owned()),
         made => Ok(made.map(|()| kernel)?),
@@ -167,5 +175,45 @@ fn refused(env: &Env) -> Outcome {
     check_eq!(runtime.stream().now(), before, "the stream's end after refused launches");
     copy(&kernel, runtime.stream(), (&tensor, &out), &good)?;
     check_eq!(runtime.to_vec(&out)?[..2], [1, 2], "a box after refused ones");
+    Ok(())
+}
+
+fn growing(env: &Env) -> Outcome {
+    const WIDTH: usize = 256;
+    const MOST: usize = 4096;
+    let runtime = env.runtime()?;
+    let kernel = prepared(env, &runtime, TestKernel::LimitedBox)?;
+    let cache = Growing::<u32>::new(&runtime, MOST * WIDTH)?;
+    let out = [runtime.zeros::<u32>(8 * WIDTH)?, runtime.zeros::<u32>(8 * WIDTH)?];
+    // The map is of all rows that the memory may have.
+    let map = TensorMap::new(MapElement::U32, &[WIDTH as u64, MOST as u64], &[WIDTH as u32, 8]);
+    let copy = |stream: &Stream, out: &Array<u32>, row: usize| {
+        let params = BoxAt { map, at: [0, row as i32], size: [WIDTH as u32, 8] };
+        let operands = [cache.reservation(Access::Read), cache.limit(), out.write()];
+        stream.launch(&kernel, &operands, &params, (1, TestKernel::BLOCK))
+    };
+    let graph = runtime.record_graph(|r| copy(r.stream(), &out[0], 2000))?;
+    let values = |from: usize, to: usize| -> Vec<u32> { (from as u32..to as u32).collect() };
+    for rows in [0, 2000, 2007, 2008, 4096, 2008, 9] {
+        let before = cache.len();
+        match rows * WIDTH {
+            len if len < before => cache.shrink(runtime.stream(), len)?,
+            len => {
+                cache.grow(runtime.stream(), len)?;
+                if len > before {
+                    runtime.stream().upload(cache.slice(before..).view(), &values(before, len))?;
+                }
+            }
+        }
+        graph.launch()?;
+        let eager = rows.saturating_sub(8);
+        copy(runtime.stream(), &out[1], eager)?;
+        for (out, row) in std::iter::zip(&out, [2000, eager]) {
+            let is_there = row + 8 <= rows;
+            let wanted = values(row * WIDTH, (row + 8) * WIDTH);
+            let wanted = if is_there { wanted } else { vec![0; 8 * WIDTH] };
+            check!(runtime.to_vec(out)? == wanted, "row {row} of {rows}");
+        }
+    }
     Ok(())
 }

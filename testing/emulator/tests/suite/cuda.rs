@@ -70,7 +70,17 @@ impl On<'_> {
         reverse: bool,
     ) -> Result<(), String> {
         let On(emulator, kernel, grid, block) = *self;
-        let launch = Launch { kernel, operands, params, grid, block, shared, reverse };
+        let launch = Launch {
+            kernel,
+            operands,
+            params,
+            grid,
+            block,
+            shared,
+            cluster: [1; 3],
+            cooperative: false,
+            reverse,
+        };
         // SAFETY: the operands are live lists of the test, and the emulator refuses other accesses.
         unsafe { emulator.run(&launch) }
     }
@@ -348,6 +358,140 @@ fn blocks_of_a_cluster_access_each_others_shared_memory() {
     }
 }
 
+/// Each block has the place of the next one in its cluster from that block, its own rank, and the
+/// cluster's size in each direction.
+const CREW: &str = r#"extern "C" __global__ void DIMS crew(unsigned* out) {
+    __shared__ unsigned number;
+    unsigned own = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), x, y, z, deep;
+    asm volatile("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(x));
+    asm volatile("mov.u32 %0, %%cluster_ctaid.y;" : "=r"(y));
+    asm volatile("mov.u32 %0, %%cluster_ctaid.z;" : "=r"(z));
+    asm volatile("mov.u32 %0, %%cluster_nctaid.z;" : "=r"(deep));
+    number = own;
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+    unsigned next = (__clusterRelativeBlockRank() + 1) % __clusterSizeInBlocks();
+    out[2 * own] = *(unsigned*)__cluster_map_shared_rank(&number, next);
+    out[2 * own + 1] = x + 10 * y + 100 * z + 1000 * (__clusterDim().x + 10 * __clusterDim().y + 100 * deep);
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+}"#;
+
+#[test]
+fn a_launch_has_clusters_in_three_dimensions() {
+    let grid = [4, 3, 4];
+    for of in [[1; 3], [2, 1, 1], [1, 3, 2], [2, 1, 4], [4, 1, 4]] {
+        for in_source in [false, true] {
+            let [x, y, z] = of;
+            let dims = format!("__cluster_dims__({x}, {y}, {z})");
+            let text = CREW.replace("DIMS", if in_source { &dims } else { "" });
+            let Some(emulator) = compile(&text) else { return };
+            for reverse in [false, true] {
+                let mut found = [0_u32; 2 * 48];
+                let operands = [operand(&mut found)];
+                let launch = Launch {
+                    kernel: "crew",
+                    operands: &operands,
+                    params: &[],
+                    grid,
+                    block: [1; 3],
+                    shared: 0,
+                    cluster: if in_source { [1; 3] } else { of },
+                    cooperative: false,
+                    reverse,
+                };
+                // SAFETY: the operand is a live list of the test, and the emulator refuses other
+                // accesses.
+                unsafe { emulator.run(&launch) }.unwrap();
+                let number = |[x, y, z]: [u32; 3]| x + grid[0] * (y + grid[1] * z);
+                for own in 0..48 {
+                    let at = [own % 4, own / 4 % 3, own / 12];
+                    let [x, y, z] = [0, 1, 2].map(|i| at[i] % of[i]);
+                    let next = (x + of[0] * (y + of[1] * z) + 1) % (of[0] * of[1] * of[2]);
+                    let next = [next % of[0], next / of[0] % of[1], next / of[0] / of[1]];
+                    let next = number([0, 1, 2].map(|i| at[i] / of[i] * of[i] + next[i]));
+                    let place = x + 10 * y + 100 * z + 1000 * (of[0] + 10 * of[1] + 100 * of[2]);
+                    assert_eq!(found[2 * own as usize..][..2], [next, place], "{own} of {of:?}");
+                }
+                let other = Launch { cluster: [1, 3, 1], ..launch };
+                // SAFETY: as above.
+                let refused = unsafe { emulator.run(&other) };
+                assert_eq!(refused.is_err(), in_source && of != [1; 3], "{refused:?}");
+                let odd = Launch { grid: [4, 3, 3], ..launch };
+                // SAFETY: as above.
+                let refused = unsafe { emulator.run(&odd) };
+                assert_eq!(refused.is_err(), of[2] != 1, "{refused:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_cooperative_launch_wait_for_each_other() {
+    let text = r#"
+__device__ unsigned gates[4];
+__device__ void meet(unsigned* gate) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        FENCE;
+        atomicAdd(gate, 1u);
+        while (*(volatile unsigned*)gate < gridDim.x) {
+        }
+        FENCE;
+    }
+    __syncthreads();
+}
+extern "C" __global__ void sums(unsigned* x, unsigned* y) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;
+    x[i] = i;
+    meet(&gates[0]);
+    y[i] = x[all - 1 - i] + x[(i + blockDim.x) % all];
+    meet(&gates[1]);
+    x[i] = y[(i + 7) % all];
+}
+extern "C" __global__ void stuck(unsigned* x, unsigned*) {
+    while (atomicAdd(x, 0u) != 1u) {
+    }
+}"#;
+    let run = |fence: &str, kernel: &str, blocks: u32, cooperative: bool, reverse: bool| {
+        let emulator = compile(&text.replace("FENCE", fence))?;
+        let (mut x, mut y) = (vec![0_u32; 32 * 70], vec![0_u32; 32 * 70]);
+        let operands = [operand(&mut x), operand(&mut y)];
+        let (grid, block, cluster) = ([blocks, 1, 1], [32, 1, 1], [1; 3]);
+        let launch = Launch {
+            kernel,
+            operands: &operands,
+            params: &[],
+            grid,
+            block,
+            shared: 0,
+            cluster,
+            cooperative,
+            reverse,
+        };
+        // SAFETY: the operands are live lists of the test, and the emulator refuses other accesses.
+        Some(unsafe { emulator.run(&launch) }.map(|()| x))
+    };
+    for reverse in [false, true] {
+        for blocks in [1, 2, 16, 64] {
+            let Some(x) = run("__threadfence()", "sums", blocks, true, reverse) else { return };
+            let all = 32 * blocks;
+            let y = |i: u32| all - 1 - i + (i + 32) % all;
+            let wanted = (0..all).map(|i| y((i + 7) % all));
+            assert!(x.unwrap().into_iter().take(all as usize).eq(wanted), "{blocks} blocks");
+        }
+        let why = |fence, kernel, blocks, cooperative| {
+            run(fence, kernel, blocks, cooperative, reverse).unwrap().unwrap_err()
+        };
+        let refused = why("__threadfence()", "sums", 65, true);
+        assert!(refused.contains("a cooperative launch of 65 blocks, more than 64"), "{refused}");
+        let race = why("", "sums", 4, true);
+        assert!(race.contains("race: it reads binding 0"), "{race}");
+        let stuck = why("", "stuck", 2, true);
+        assert!(stuck.contains("a thread waits at a word that it looks at"), "{stuck}");
+    }
+}
+
 #[test]
 fn mistakes_with_a_clusters_barrier_are_told() {
     for (body, want) in [
@@ -410,10 +554,6 @@ fn errors_have_the_lines_of_the_source() {
             "k.cu:2: error: not emulated: launches",
         ),
         ("__global__ void f() { free(malloc(1)); }", "not emulated: allocations"),
-        (
-            "__global__ void __cluster_dims__(2, 2, 1) f() {}",
-            "not emulated: clusters of blocks in y or z",
-        ),
         ("#include <nothing.h>", "nothing.h: No such file"),
     ] {
         match compile_with(text, &[]) {

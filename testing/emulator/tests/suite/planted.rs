@@ -39,6 +39,8 @@ fn turned(barrier: &str) -> Option<[[f32; 64]; 2]> {
             grid: [1; 3],
             block: [64, 1, 1],
             shared: 0,
+            cluster: [1; 3],
+            cooperative: false,
             reverse,
         };
         // SAFETY: the kernel's 64 threads access the 64 elements.

@@ -25,7 +25,17 @@ fn operand<T>(list: &mut [T]) -> Operand {
 
 fn run(emulator: &Emulator, kernel: &str, blocks: u32, threads: u32, operands: &[Operand]) {
     let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-    let launch = Launch { kernel, operands, params: &[], grid, block, shared: 0, reverse: false };
+    let launch = Launch {
+        kernel,
+        operands,
+        params: &[],
+        grid,
+        block,
+        shared: 0,
+        cluster: [1; 3],
+        cooperative: false,
+        reverse: false,
+    };
     // SAFETY: the operands are live lists of the test, and the emulator refuses other accesses.
     unsafe { emulator.run(&launch) }.unwrap();
 }
@@ -352,6 +362,8 @@ fn a_product_that_some_lanes_do_not_reach_is_told() {
         grid,
         block,
         shared: 0,
+        cluster: [1; 3],
+        cooperative: false,
         reverse: false,
     };
     // SAFETY: the operands are live lists of the test, and the emulator refuses other accesses.

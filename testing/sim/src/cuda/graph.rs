@@ -189,6 +189,7 @@ impl GraphOps for SimDriver {
     ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddKernelNode";
         let scope = self.enter(API)?;
+        self.check_attributes("cuGraphKernelNodeSetAttribute", launch)?;
         let (node, kind) = self.lock().kernel_call_on(API, scope, launch, on)?.node();
         self.add(API, graph, after, node, kind)
     }
@@ -204,6 +205,7 @@ impl GraphOps for SimDriver {
     ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddDependencies";
         let scope = self.enter("cuGraphAddKernelNode")?;
+        self.check_attributes("cuGraphKernelNodeSetAttribute", launch)?;
         let (mut node, kind) = self.lock().kernel_call_on(API, scope, launch, on)?.node();
         if let Node::Kernel(call) = &mut node {
             call.dependent = true;
@@ -459,6 +461,7 @@ impl GraphOps for SimDriver {
     ) -> Result<GraphExecUpdate> {
         const API: &str = "cuGraphExecKernelNodeSetParams";
         let scope = self.enter(API)?;
+        self.check_attributes(API, launch)?;
         let call = match self.lock().kernel_call_on(API, scope, launch, on) {
             Ok(Work::Kernel(call, _)) => call,
             Ok(_) => return Ok(GraphExecUpdate::Refused),

@@ -100,6 +100,9 @@ thread_local! {
 /// The oldest driver with streams on partitions.
 const PARTITIONS: i32 = 12050;
 
+/// The major compute capability from which on blocks can be in clusters.
+const CLUSTERS: u32 = 9;
+
 /// The multiprocessors of a device.
 const MULTIPROCESSORS: u32 = 132;
 
@@ -131,6 +134,9 @@ pub struct SimDriverConfig {
     /// Graphs have conditional nodes (12.4 and newer).
     /// Default: `true`.
     pub conditional_nodes: bool,
+    /// All blocks of a launch can be made to run at the same time.
+    /// Default: `true`.
+    pub cooperative_launch: bool,
     /// Devices can reach one another's memory.
     /// Default: `true`.
     pub peers: bool,
@@ -153,6 +159,7 @@ impl Default for SimDriverConfig {
             stream_words: true,
             copy_batch: true,
             conditional_nodes: true,
+            cooperative_launch: true,
             peers: true,
             param_info: true,
             reverse: false,
@@ -580,6 +587,8 @@ impl DeviceOps for SimDriver {
             fd_handles: self.config.vmm,
             fabric_handles: false,
             rdma: false,
+            clusters: self.config.compute_capability.0 >= CLUSTERS,
+            cooperative_launch: self.config.cooperative_launch,
             green_contexts: self.has_partitions(),
         })
     }

@@ -15,10 +15,11 @@ use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::{self, code};
 use leasehold_cuda::driver::ops::{
-    FunctionInfo, ModuleOps, NativeFunction, NativeModule, NativeTensorMap,
+    FunctionInfo, Launch, LaunchAttributes, ModuleOps, NativeFunction, NativeModule,
+    NativeTensorMap,
 };
-use leasehold_emulator::{Cuda, Emulator, Failure, Launch, Operand, Param, Program, Source};
-use leasehold_hal::{Access, Binding, TensorMap};
+use leasehold_emulator::{Cuda, Emulator, Failure, Operand, Param, Program, Source};
+use leasehold_hal::{Access, Binding, KernelDesc, TensorMap};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -319,13 +320,15 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
         let operands: Vec<Operand> = bindings.map(operand).collect();
         // The bytes behind the addresses: a gap in front of tensor maps, then the parameters.
         let params = [&vec![0; gap][..], launch.params_bytes()].concat();
-        let launch = Launch {
+        let launch = leasehold_emulator::Launch {
             kernel: &name,
             operands: &operands,
             params: &params,
             grid: launch.grid(),
             block: launch.block(),
             shared: launch.shared(),
+            cluster: launch.cluster(),
+            cooperative: launch.is_cooperative(),
             reverse,
         };
         // SAFETY: who gives a launch to a driver vouches for the kernel's code. The machine has
@@ -343,7 +346,47 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
     Ok(spec)
 }
 
+/// The blocks of a launch that a multiprocessor of compute capability 9.0 runs at the same time.
+fn resident(launch: &Launch<'_>) -> u32 {
+    const THREADS: u32 = 2048;
+    const BLOCKS: u32 = 32;
+    const SHARED: u32 = 228 << 10;
+    let threads = launch.block.iter().fold(1_u32, |n, &b| n.saturating_mul(b)).max(1);
+    if threads > memory::BLOCK_THREADS {
+        return 0;
+    }
+    let of_shared = SHARED / launch.shared.saturating_add(1024);
+    (THREADS / threads.next_multiple_of(32)).min(BLOCKS).min(of_shared)
+}
+
 impl SimDriver {
+    /// Checks a launch's attributes as the driver does.
+    pub(super) fn check_attributes(&self, api: &'static str, launch: &Launch<'_>) -> Result<()> {
+        let Some(LaunchAttributes { cluster, cooperative }) = launch.attributes else {
+            return Ok(());
+        };
+        let most = self.lock().functions.get(&launch.function.0).map_or(0, |f| f.cluster);
+        let size = cluster.iter().fold(1_u32, |n, &b| n.saturating_mul(b));
+        if cluster != [1; 3] {
+            if self.config.compute_capability.0 < super::CLUSTERS {
+                return Err(refuse(api, code::NOT_SUPPORTED));
+            }
+            let fits = (0..3).all(|i| cluster[i] != 0 && launch.grid[i].is_multiple_of(cluster[i]));
+            if !fits || size > most {
+                return Err(refuse(api, code::INVALID_CLUSTER_SIZE));
+            }
+        }
+        let blocks = launch.grid.iter().fold(1_u64, |n, &b| n.saturating_mul(b.into()));
+        let room = u64::from(resident(launch)) * u64::from(self.config.machine.units);
+        if cooperative && !self.config.cooperative_launch {
+            return Err(refuse(api, code::NOT_SUPPORTED));
+        }
+        if cooperative && blocks > room {
+            return Err(refuse(api, code::COOPERATIVE_LAUNCH_TOO_LARGE));
+        }
+        Ok(())
+    }
+
     /// Loads an image whose entry points `entries` finds.
     fn load_image(
         &self,
@@ -452,8 +495,8 @@ impl ModuleOps for SimDriver {
         // Of its own, so that the machine can tell whether the function is used.
         let kernel = Arc::new(Kernel { name: name.into(), spec });
         let (shared, limits) = (memory::SHARED, limits.to_vec());
-        let function =
-            Function { module: module.0, context: scope.context, kernel, shared, params, limits };
+        let (module, context, cluster) = (module.0, scope.context, KernelDesc::PORTABLE_CLUSTER);
+        let function = Function { module, context, kernel, shared, params, limits, cluster };
         tables.functions.insert(handle, function);
         Ok(NativeFunction(handle))
     }
@@ -509,6 +552,28 @@ impl ModuleOps for SimDriver {
         // Sizes up to the default need no request.
         found.shared = bytes.max(memory::SHARED);
         Ok(())
+    }
+
+    unsafe fn function_allow_clusters(&self, function: NativeFunction) -> Result<()> {
+        const API: &str = "cuFuncSetAttribute";
+        self.enter(API)?;
+        let mut tables = self.lock();
+        let found = tables.functions.get_mut(&function.0);
+        found.ok_or_else(|| refuse(API, code::INVALID_HANDLE))?.cluster = KernelDesc::CLUSTER;
+        Ok(())
+    }
+
+    unsafe fn occupancy(&self, launch: &Launch<'_>) -> Result<u32> {
+        const API: &str = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        self.enter(API)?;
+        if !self.lock().functions.contains_key(&launch.function.0) {
+            return Err(refuse(API, code::INVALID_HANDLE));
+        }
+        let blocks = resident(launch);
+        Ok(match launch.attributes {
+            None => blocks,
+            Some(with) => blocks * self.config.machine.units / with.cluster.iter().product::<u32>(),
+        })
     }
 
     fn tensor_map(&self, addr: u64, map: &TensorMap) -> Result<NativeTensorMap> {

@@ -172,6 +172,8 @@ impl Tables {
             grid: launch.grid,
             block: launch.block,
             shared: launch.shared,
+            cluster: launch.attributes.map_or([1; 3], |a| a.cluster),
+            cooperative: launch.attributes.is_some_and(|a| a.cooperative),
             bindings: launch.bindings.to_vec(),
             params: launch.args[pointers..launch.args.len() - word].to_vec(),
             early: launch.early.unwrap_or(0),
@@ -463,6 +465,14 @@ impl StreamOps for SimDriver {
     unsafe fn launch(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()> {
         const API: &str = "cuLaunchKernel";
         let scope = self.enter(API)?;
+        let work = self.lock().kernel_call(API, scope, launch)?;
+        self.give(API, scope, stream, work).map(drop)
+    }
+
+    unsafe fn launch_ex(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()> {
+        const API: &str = "cuLaunchKernelEx";
+        let scope = self.enter(API)?;
+        self.check_attributes(API, launch)?;
         let work = self.lock().kernel_call(API, scope, launch)?;
         self.give(API, scope, stream, work).map(drop)
     }

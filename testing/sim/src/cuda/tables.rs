@@ -69,6 +69,8 @@ pub(super) struct Function {
     pub shared: u32,
     /// The limits that it was found with.
     pub limits: Vec<(u32, u32)>,
+    /// The most blocks of a cluster.
+    pub cluster: u32,
 }
 
 /// The kind of a node, with the properties that updates may not change.

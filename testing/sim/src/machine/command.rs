@@ -26,6 +26,10 @@ pub struct KernelCall {
     pub block: [u32; 3],
     /// Bytes of shared memory of a block.
     pub shared: u32,
+    /// Blocks of a cluster in each direction.
+    pub cluster: [u32; 3],
+    /// Whether all blocks run at the same time.
+    pub cooperative: bool,
     /// Memory, in the order that the kernel declares.
     pub bindings: Vec<Binding>,
     /// Parameters, of the size that the kernel declares.
@@ -49,6 +53,8 @@ impl KernelCall {
             grid,
             block,
             shared: 0,
+            cluster: [1; 3],
+            cooperative: false,
             bindings,
             params,
             early: 0,

@@ -385,8 +385,15 @@ impl Exec {
             let action = match (&self.nodes[place as usize].action, update) {
                 (NodeAction::Kernel(old), NodeUpdate::Kernel(k)) => {
                     k.check()?;
-                    let (dependent, partition) = (old.dependent, old.partition);
-                    NodeAction::Kernel(KernelCall { dependent, partition, ..k.clone() })
+                    // These stay those of the node.
+                    let &KernelCall { dependent, partition, cluster, cooperative, .. } = old;
+                    NodeAction::Kernel(KernelCall {
+                        dependent,
+                        partition,
+                        cluster,
+                        cooperative,
+                        ..k.clone()
+                    })
                 }
                 (NodeAction::Copy(_), NodeUpdate::Copy(c)) => {
                     c.check()?;

@@ -23,6 +23,8 @@ pub struct Launch<'a> {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared: u32,
+    pub(super) cluster: [u32; 3],
+    pub(super) cooperative: bool,
     pub(super) bindings: &'a [Binding],
     pub(super) given: &'a [Binding],
     pub(super) params: &'a [u8],
@@ -57,6 +59,18 @@ impl<'a> Launch<'a> {
     #[must_use]
     pub fn shared(&self) -> u32 {
         self.shared
+    }
+
+    /// Blocks of a cluster in each direction.
+    #[must_use]
+    pub fn cluster(&self) -> [u32; 3] {
+        self.cluster
+    }
+
+    /// Whether all blocks run at the same time.
+    #[must_use]
+    pub fn is_cooperative(&self) -> bool {
+        self.cooperative
     }
 
     /// The bindings, with host addresses that are valid until the kernel returns. An empty binding

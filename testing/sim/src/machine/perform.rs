@@ -199,6 +199,8 @@ impl MachineState {
             grid: call.grid,
             block: call.block,
             shared: call.shared,
+            cluster: call.cluster,
+            cooperative: call.cooperative,
             bindings: &bindings,
             given: &call.bindings,
             params: &call.params,

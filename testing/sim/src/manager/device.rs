@@ -104,6 +104,8 @@ impl Common {
             grid: d.grid,
             block: d.block,
             shared: d.shared,
+            cluster: [1; 3],
+            cooperative: false,
             bindings: d.bindings.to_vec(),
             params: d.params.to_vec(),
             early: 0,

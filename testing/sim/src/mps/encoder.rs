@@ -147,6 +147,8 @@ impl EncoderState {
             grid: dispatch.groups,
             block: dispatch.threads,
             shared,
+            cluster: [1; 3],
+            cooperative: false,
             bindings,
             params,
             early: 0,

@@ -69,6 +69,7 @@ impl Arguments {
     pub fn launch(&self, function: NativeFunction, grid: u32, block: u32) -> Launch<'_> {
         Launch {
             early: None,
+            attributes: None,
             function,
             grid: [grid, 1, 1],
             block: [block, 1, 1],

@@ -1,6 +1,7 @@
 //! CUDA's own behaviour, over the simulated driver. Nothing has a thread of its own, so every run
 //! is the same.
 
+mod attributes;
 mod common;
 mod copies;
 mod external;

@@ -68,6 +68,10 @@ pub struct DeviceProperties {
     pub fabric_handles: bool,
     /// Network devices can read and write mapped pieces of memory directly.
     pub rdma: bool,
+    /// Blocks can be in clusters (compute capability 9.0 and newer).
+    pub clusters: bool,
+    /// All blocks of a launch can be made to run at the same time.
+    pub cooperative_launch: bool,
     /// Multiprocessors can be divided among contexts.
     pub green_contexts: bool,
 }

@@ -29,7 +29,8 @@ pub trait GraphOps {
     ///   time.
     unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()>;
 
-    /// Adds a kernel node: `cuGraphAddKernelNode`. The kernel runs on the partition `on`, or on the
+    /// Adds a kernel node: `cuGraphAddKernelNode`, and for each of its attributes
+    /// `cuGraphKernelNodeSetAttribute`. The kernel runs on the partition `on`, or on the
     /// whole device if `on` is null.
     ///
     /// # Safety

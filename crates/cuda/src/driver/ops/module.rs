@@ -1,6 +1,6 @@
 //! Calls for modules and functions.
 
-use super::{NativeFunction, NativeModule};
+use super::{Launch, NativeFunction, NativeModule};
 use leasehold_core::Result;
 use leasehold_hal::TensorMap;
 
@@ -81,6 +81,22 @@ pub trait ModuleOps {
     /// # Safety
     /// - `function` is a function of a module that was not unloaded.
     unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()>;
+
+    /// Lets a function's launches have clusters of more than 8 blocks: `cuFuncSetAttribute`. Does
+    /// not block.
+    ///
+    /// # Safety
+    /// - `function` is a function of a module that was not unloaded.
+    unsafe fn function_allow_clusters(&self, function: NativeFunction) -> Result<()>;
+
+    /// The blocks of a launch that one multiprocessor runs at the same time
+    /// (`cuOccupancyMaxActiveBlocksPerMultiprocessor`), or the clusters that the device does
+    /// (`cuOccupancyMaxActiveClusters`) if the launch has attributes. Its grid and arguments mean
+    /// nothing. Does not block.
+    ///
+    /// # Safety
+    /// - The function is of a module that was not unloaded.
+    unsafe fn occupancy(&self, launch: &Launch<'_>) -> Result<u32>;
 
     /// Makes the driver's form of a tensor map of the memory at an address:
     /// `cuTensorMapEncodeTiled`. Touches no memory of the device, and does not block.

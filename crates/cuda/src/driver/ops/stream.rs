@@ -24,6 +24,17 @@ pub struct Launch<'a> {
     /// The last word of `args` of a kernel that can read early: the bindings that it may read so.
     /// Only the simulated driver uses it, for checks.
     pub early: Option<u32>,
+    /// Attributes, which not every launch has.
+    pub attributes: Option<LaunchAttributes>,
+}
+
+/// Attributes of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchAttributes {
+    /// Blocks of a cluster in each dimension (`CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`).
+    pub cluster: [u32; 3],
+    /// All blocks run at the same time (`CU_LAUNCH_ATTRIBUTE_COOPERATIVE`).
+    pub cooperative: bool,
 }
 
 /// A 1-D or 2-D copy between any two places. The addresses distinguish device, peer and host
@@ -192,6 +203,12 @@ pub trait StreamOps {
     /// - The arguments agree with the function's parameters. The memory that the launch touches
     ///   lives until the launch is over.
     unsafe fn launch(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()>;
+
+    /// Launches a kernel with its attributes: `cuLaunchKernelEx`. Does not block.
+    ///
+    /// # Safety
+    /// - As [`launch`](Self::launch).
+    unsafe fn launch_ex(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()>;
 
     /// Copies memory: `cuMemcpy{HtoD,DtoH,DtoD}Async` or `cuMemcpy2DAsync`.
     ///

@@ -6,7 +6,7 @@
 //!
 //! This module must not know plans.
 
-use super::stream::Extra;
+use super::stream::{Extra, attributes};
 use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::{self, code};
@@ -219,9 +219,14 @@ impl GraphOps for RealDriver {
     ) -> Result<NativeNode> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
-        self.on_partition(on, || {
+        let node = self.on_partition(on, || {
             add_node!(self, graph, after, cuGraphAddKernelNode_v2(&raw const params))
-        })
+        })?;
+        for attribute in attributes(launch) {
+            let (id, value) = (attribute.id, &raw const attribute.value);
+            drive!(self, cuGraphKernelNodeSetAttribute(node.0 as CUgraphNode, id, value))?;
+        }
+        Ok(node)
     }
 
     unsafe fn graph_add_dependent_kernel(

@@ -132,6 +132,7 @@ functions! {
         cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
         cuStreamWaitValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
         cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
+        cuLaunchKernelEx(*const sys::CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
         cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
         cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
@@ -151,9 +152,11 @@ functions! {
         cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
         cuFuncGetAttribute(*mut c_int, sys::CUfunction_attribute, CUfunction);
         cuFuncSetAttribute(CUfunction, sys::CUfunction_attribute, c_int);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
         cuGraphCreate(*mut CUgraph, c_uint);
         cuGraphDestroy(CUgraph);
         cuGraphAddKernelNode_v2(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS);
+        cuGraphKernelNodeSetAttribute(CUgraphNode, sys::CUkernelNodeAttrID, *const sys::CUkernelNodeAttrValue);
         cuGraphAddMemcpyNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphAddMemsetNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMSET_NODE_PARAMS, CUcontext);
         cuGraphAddChildGraphNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUgraph);
@@ -200,6 +203,7 @@ functions! {
         cuCtxCreate_v2(*mut CUcontext, c_uint, CUdevice);
         cuEventElapsedTime(*mut f32, CUevent, CUevent);
         cuMemcpyBatchAsync(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream);
+        cuOccupancyMaxActiveClusters(*mut c_int, CUfunction, *const sys::CUlaunchConfig);
         cuTensorMapEncodeTiled(*mut sys::CUtensorMap, c_int, c_uint, *mut c_void, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int, c_int);
     }
 }

@@ -2,9 +2,12 @@
 //!
 //! This module must not know pipelines.
 
+use super::stream::{attributes, config};
 use super::{RealDriver, drive, plausible};
 use crate::driver::codes::{self, code};
-use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule, NativeTensorMap};
+use crate::driver::ops::{
+    FunctionInfo, Launch, ModuleOps, NativeFunction, NativeModule, NativeTensorMap,
+};
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule,
 };
@@ -184,6 +187,36 @@ impl ModuleOps for RealDriver {
     unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         drive!(self, cuFuncSetAttribute(function.0 as CUfunction, attribute, bytes as c_int))
+    }
+
+    unsafe fn function_allow_clusters(&self, function: NativeFunction) -> Result<()> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        drive!(self, cuFuncSetAttribute(function.0 as CUfunction, attribute, 1))
+    }
+
+    unsafe fn occupancy(&self, launch: &Launch<'_>) -> Result<u32> {
+        let (function, mut count) = (launch.function.0 as CUfunction, 0);
+        if launch.attributes.is_none() {
+            let (threads, shared) = (launch.block.iter().product::<u32>(), launch.shared as usize);
+            drive!(
+                self,
+                cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &raw mut count,
+                    function,
+                    threads as c_int,
+                    shared
+                )
+            )?;
+            return Ok(count.max(0) as u32);
+        }
+        let mut attributes = attributes(launch);
+        let config = config(launch, ptr::null_mut(), &mut attributes);
+        self.call("cuOccupancyMaxActiveClusters", 0, |f| match f.cuOccupancyMaxActiveClusters {
+            // SAFETY: the function is the caller's, the pointers are to locals.
+            Some(clusters) => unsafe { clusters(&raw mut count, function, &raw const config) },
+            None => code::NOT_SUPPORTED,
+        })?;
+        Ok(count.max(0) as u32)
     }
 
     fn tensor_map(&self, addr: u64, map: &TensorMap) -> Result<NativeTensorMap> {

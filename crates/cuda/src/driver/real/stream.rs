@@ -11,11 +11,15 @@ use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::code;
 use crate::driver::ops::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeContext, NativeCopy,
-    NativeEvent, NativeFill, NativeStream, Progress, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, LaunchAttributes, NativeBatch,
+    NativeContext, NativeCopy, NativeEvent, NativeFill, NativeStream, Progress, StreamOps,
 };
 use crate::driver::probe;
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
+use cudarc::driver::sys::{
+    self, CUcontext, CUevent, CUfunction, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDim,
+    CUlaunchConfig, CUstream,
+};
 use leasehold_core::panics::quietly;
 use leasehold_core::{Error, Result};
 use std::ffi::c_void;
@@ -60,6 +64,45 @@ impl Extra {
         }
         self.words[3] = (&raw mut self.bytes).cast();
         self.words.as_mut_ptr()
+    }
+}
+
+/// A launch's attributes in the driver's form.
+pub(super) fn attributes(launch: &Launch<'_>) -> Vec<CUlaunchAttribute> {
+    use CUlaunchAttributeID::{
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE as COOPERATIVE,
+    };
+    let mut all = Vec::new();
+    let mut give = |id, value| all.push(CUlaunchAttribute { id, pad: [0; 4], value });
+    if let Some(LaunchAttributes { cluster: [x, y, z], cooperative }) = launch.attributes {
+        if (x, y, z) != (1, 1, 1) {
+            give(CLUSTER, CUlaunchAttributeValue { clusterDim: ClusterDim { x, y, z } });
+        }
+        if cooperative {
+            give(COOPERATIVE, CUlaunchAttributeValue { cooperative: 1 });
+        }
+    }
+    all
+}
+
+/// A launch in the driver's form, which is valid as long as the attributes are.
+pub(super) fn config(
+    launch: &Launch<'_>,
+    stream: CUstream,
+    attributes: &mut [CUlaunchAttribute],
+) -> CUlaunchConfig {
+    CUlaunchConfig {
+        gridDimX: launch.grid[0],
+        gridDimY: launch.grid[1],
+        gridDimZ: launch.grid[2],
+        blockDimX: launch.block[0],
+        blockDimY: launch.block[1],
+        blockDimZ: launch.block[2],
+        sharedMemBytes: launch.shared,
+        hStream: stream,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
     }
 }
 
@@ -184,6 +227,15 @@ impl StreamOps for RealDriver {
                 extra
             )
         )
+    }
+
+    unsafe fn launch_ex(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()> {
+        let mut extra = Extra::new(launch.args);
+        let extra = extra.pointer();
+        let function = launch.function.0 as CUfunction;
+        let mut attributes = attributes(launch);
+        let config = config(launch, stream.0 as CUstream, &mut attributes);
+        drive!(self, cuLaunchKernelEx(&raw const config, function, ptr::null_mut(), extra))
     }
 
     unsafe fn copy(&self, stream: NativeStream, copy: &NativeCopy) -> Result<()> {

@@ -44,6 +44,18 @@ extern "C" __global__ void conformance_limited(const u32* a, const u64* limit, u
         out[from + i] = from + i < end ? a[from + i] : 0xffffffffu;
 }
 
+// Counts the blocks of the launch, once all of them are there: they run at the same time.
+extern "C" __global__ void conformance_together(u32* arrived, u32* out) {
+    u32 blocks = gridDim.x * gridDim.y * gridDim.z, own = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (threadIdx.x == 0) {
+        atomicAdd(arrived, 1u);
+        while (*(volatile u32*)arrived < blocks) {
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < BLOCK; i += blockDim.x) out[(u64)own * BLOCK + i] = *(volatile u32*)arrived;
+}
+
 // Each part has memory only below its limit, a number of bytes.
 extern "C" __global__ void conformance_parts(u32* a, const u64* limits, u32* out, u32 each, u32 step, u32 value) {
     u64 from = (u64)blockIdx.x * BLOCK;

@@ -87,20 +87,35 @@ struct BoxAt {
     uint size[2];
 };
 
-// Copies the box at a column and a row. Elements out of bounds are zero.
+// Copies the box at a column and a row, if it is there. Elements out of bounds are zero.
+inline void copy_box(device const uint* tensor, device uint* out, constant BoxAt& box, bool is_there, uint own, uint threads) {
+    ulong columns = ulong(box.map[0]) | ulong(box.map[1]) << 32;
+    ulong rows = ulong(box.map[2]) | ulong(box.map[3]) << 32;
+    ulong stride = ulong(box.map[10]) | ulong(box.map[11]) << 32;
+    for (uint i = own; i < box.size[0] * box.size[1]; i += threads) {
+        long column = long(box.at[0]) + i % box.size[0], row = long(box.at[1]) + i / box.size[0];
+        bool inside = is_there && column >= 0 && ulong(column) < columns && row >= 0 && ulong(row) < rows;
+        out[i] = inside ? tensor[ulong(row) * (stride / 4) + ulong(column)] : 0;
+    }
+}
+
 kernel void conformance_box(device const uint* tensor [[buffer(0)]],
                             device uint* out [[buffer(1)]],
                             constant BoxAt& box [[buffer(2)]],
                             uint own [[thread_index_in_threadgroup]],
                             uint3 size [[threads_per_threadgroup]]) {
-    ulong columns = ulong(box.map[0]) | ulong(box.map[1]) << 32;
-    ulong rows = ulong(box.map[2]) | ulong(box.map[3]) << 32;
-    ulong stride = ulong(box.map[10]) | ulong(box.map[11]) << 32;
-    for (uint i = own; i < box.size[0] * box.size[1]; i += size.x) {
-        long column = long(box.at[0]) + i % box.size[0], row = long(box.at[1]) + i / box.size[0];
-        bool inside = column >= 0 && ulong(column) < columns && row >= 0 && ulong(row) < rows;
-        out[i] = inside ? tensor[ulong(row) * (stride / 4) + ulong(column)] : 0;
-    }
+    copy_box(tensor, out, box, true, own, size.x);
+}
+
+// The tensor has memory only below its limit, a number of bytes. Its rows are as long as the box's.
+kernel void conformance_limited_box(device const uint* tensor [[buffer(0)]],
+                                    device const ulong* limit [[buffer(1)]],
+                                    device uint* out [[buffer(2)]],
+                                    constant BoxAt& box [[buffer(3)]],
+                                    uint own [[thread_index_in_threadgroup]],
+                                    uint3 size [[threads_per_threadgroup]]) {
+    long end = (long(box.at[1]) + box.size[1]) * box.size[0] * 4;
+    copy_box(tensor, out, box, box.at[1] >= 0 && ulong(end) <= *limit, own, size.x);
 }
 
 // Metal has no clock in a kernel. The limit in milliseconds becomes a number of loads.
