@@ -4,7 +4,6 @@
 
 use crate::allocator::shareable::DeviceSharing;
 use crate::driver::ops::{Launch, NativeFunction, no_partitions};
-use crate::encoder;
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::Arc;
@@ -153,7 +152,7 @@ unsafe impl Device for DeviceState {
             args: &[],
             bindings: &[],
             early: None,
-            attributes: encoder::attributes(pipeline).filter(|_| in_clusters),
+            attributes: in_clusters.then_some(pipeline),
         };
         // SAFETY: the pipeline is one of this device, whose module it keeps.
         let count = core.context.within(|ops| unsafe { ops.occupancy(&launch) });

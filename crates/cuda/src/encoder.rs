@@ -22,9 +22,8 @@
 //! This module must not know what holds work back.
 
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, FunctionInfo, Launch, LaunchAttributes, NativeBatch, NativeContext,
-    NativeCopy, NativeEvent, NativeFill, NativeFunction, NativeStream, NativeTensorMap,
-    SourceOrder,
+    CopyKind, CudaSlowOps, FunctionInfo, Launch, NativeBatch, NativeContext, NativeCopy,
+    NativeEvent, NativeFill, NativeFunction, NativeStream, NativeTensorMap, SourceOrder,
 };
 use crate::engine::core::Core;
 use crate::engine::host::HostAction;
@@ -67,13 +66,16 @@ impl Arguments {
         early: u32,
         ops: &dyn CudaSlowOps,
     ) -> Result<&[u8]> {
+        if d.pipeline.is_given_more { self.fill_more(d, early, ops) } else { self.fill_plain(d) }
+    }
+
+    /// As [`fill`](Self::fill), for a kernel that is given no more than addresses and parameters.
+    #[inline]
+    fn fill_plain(&mut self, d: &Dispatch<'_>) -> Result<&[u8]> {
         let addresses = d.bindings.len() * 8;
         let len = addresses + d.params.len();
         if len > ARGUMENTS {
             return Err(too_long(len));
-        }
-        if d.pipeline.is_given_more {
-            return self.fill_more(d, early, ops);
         }
         // SAFETY: `len` bytes fit (checked above).
         unsafe {
@@ -142,28 +144,28 @@ fn too_long(len: usize) -> Error {
     Error::invalid(format!("{len} bytes of arguments; the limit is {ARGUMENTS}"))
 }
 
-/// The attributes of a kernel's launches, which few kernels have.
-pub(crate) fn attributes(kernel: &Pipeline) -> Option<LaunchAttributes> {
-    let &Pipeline { cluster, cooperative, .. } = kernel;
-    (cooperative || cluster != [1; 3]).then_some(LaunchAttributes { cluster, cooperative })
-}
-
 /// A dispatch in the driver's form.
 pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8], early: u32) -> Launch<'a> {
     let kernel = &**d.pipeline;
-    let (early, attributes) = match kernel.is_given_more {
-        true => ((kernel.early_reads != 0).then_some(early), attributes(kernel)),
-        false => (None, None),
-    };
+    let has_attributes = kernel.cooperative || kernel.cluster != [1; 3];
     Launch {
-        early,
-        attributes,
+        early: (kernel.early_reads != 0).then_some(early),
+        attributes: has_attributes.then_some(kernel),
+        ..plain(d, args)
+    }
+}
+
+/// As [`launch`], for a kernel that is given no more than addresses and parameters.
+fn plain<'a>(d: &'a Dispatch<'_>, args: &'a [u8]) -> Launch<'a> {
+    Launch {
         function: NativeFunction(d.pipeline.native),
         grid: d.grid,
         block: d.block,
         shared: d.shared,
         args,
         bindings: d.bindings,
+        early: None,
+        attributes: None,
     }
 }
 
@@ -345,10 +347,26 @@ impl<'a, 's> Encoder<'a, 's> {
         if d.grid.contains(&0) {
             return Ok(());
         }
+        if d.pipeline.is_given_more {
+            // SAFETY: by this function's contract.
+            return unsafe { self.dispatch_more(d) };
+        }
         let mut arguments = Arguments::new();
-        let launch = launch(d, arguments.fill(d, 0, self.ops)?, 0);
+        let launch = plain(d, arguments.fill_plain(d)?);
         // SAFETY: the caller vouches for the bindings' memory. Numbers and sizes were checked
         // against the pipeline, and the pipeline's own against the function.
+        self.took(unsafe { self.ops.launch(self.stream, &launch) })
+    }
+
+    /// As [`dispatch`](Self::dispatch), for a kernel that is given more.
+    ///
+    /// # Safety
+    /// - As [`encode`](Self::encode).
+    #[inline(never)]
+    unsafe fn dispatch_more(&mut self, d: &Dispatch<'_>) -> Result<()> {
+        let mut arguments = Arguments::new();
+        let launch = launch(d, arguments.fill_more(d, 0, self.ops)?, 0);
+        // SAFETY: as in `dispatch`.
         self.took(unsafe {
             match launch.attributes {
                 None => self.ops.launch(self.stream, &launch),

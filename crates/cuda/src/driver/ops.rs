@@ -36,8 +36,8 @@ pub use memory::{HostFlags, MemoryOps, NativeMemoryInfo};
 pub use module::{FunctionInfo, ModuleOps, NativeTensorMap};
 pub use partition::{PartitionOps, no_partitions, too_small};
 pub use stream::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, LaunchAttributes, NativeBatch,
-    NativeCopy, NativeFill, Progress, SourceOrder, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeCopy, NativeFill,
+    Progress, SourceOrder, StreamOps,
 };
 
 leasehold_hal::native_handles! {

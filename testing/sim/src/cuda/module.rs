@@ -15,11 +15,10 @@ use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::{self, code};
 use leasehold_cuda::driver::ops::{
-    FunctionInfo, Launch, LaunchAttributes, ModuleOps, NativeFunction, NativeModule,
-    NativeTensorMap,
+    FunctionInfo, Launch, ModuleOps, NativeFunction, NativeModule, NativeTensorMap,
 };
 use leasehold_emulator::{Cuda, Emulator, Failure, Operand, Param, Program, Source};
-use leasehold_hal::{Access, Binding, KernelDesc, TensorMap};
+use leasehold_hal::{Access, Binding, KernelDesc, Pipeline, TensorMap};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -362,7 +361,7 @@ fn resident(launch: &Launch<'_>) -> u32 {
 impl SimDriver {
     /// Checks a launch's attributes as the driver does.
     pub(super) fn check_attributes(&self, api: &'static str, launch: &Launch<'_>) -> Result<()> {
-        let Some(LaunchAttributes { cluster, cooperative }) = launch.attributes else {
+        let Some(&Pipeline { cluster, cooperative, .. }) = launch.attributes else {
             return Ok(());
         };
         let most = self.lock().functions.get(&launch.function.0).map_or(0, |f| f.cluster);

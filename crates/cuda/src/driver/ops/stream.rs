@@ -2,7 +2,7 @@
 
 use super::{NativeContext, NativeEvent, NativeFunction, NativeStream};
 use leasehold_core::Result;
-use leasehold_hal::Binding;
+use leasehold_hal::{Binding, Pipeline};
 
 /// One kernel launch, in the driver's form.
 #[derive(Debug, Clone, Copy)]
@@ -24,17 +24,10 @@ pub struct Launch<'a> {
     /// The last word of `args` of a kernel that can read early: the bindings that it may read so.
     /// Only the simulated driver uses it, for checks.
     pub early: Option<u32>,
-    /// Attributes, which not every launch has.
-    pub attributes: Option<LaunchAttributes>,
-}
-
-/// Attributes of a launch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaunchAttributes {
-    /// Blocks of a cluster in each dimension (`CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`).
-    pub cluster: [u32; 3],
-    /// All blocks run at the same time (`CU_LAUNCH_ATTRIBUTE_COOPERATIVE`).
-    pub cooperative: bool,
+    /// The kernel if its launches have attributes: its cluster
+    /// (`CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`), and whether they are cooperative
+    /// (`CU_LAUNCH_ATTRIBUTE_COOPERATIVE`).
+    pub attributes: Option<&'a Pipeline>,
 }
 
 /// A 1-D or 2-D copy between any two places. The addresses distinguish device, peer and host

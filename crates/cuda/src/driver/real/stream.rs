@@ -11,8 +11,8 @@ use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::code;
 use crate::driver::ops::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, LaunchAttributes, NativeBatch,
-    NativeContext, NativeCopy, NativeEvent, NativeFill, NativeStream, Progress, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeBatch, NativeContext, NativeCopy,
+    NativeEvent, NativeFill, NativeStream, Progress, StreamOps,
 };
 use crate::driver::probe;
 use cudarc::driver::sys::{
@@ -22,6 +22,7 @@ use cudarc::driver::sys::{
 };
 use leasehold_core::panics::quietly;
 use leasehold_core::{Error, Result};
+use leasehold_hal::Pipeline;
 use std::ffi::c_void;
 use std::ptr;
 
@@ -75,7 +76,7 @@ pub(super) fn attributes(launch: &Launch<'_>) -> Vec<CUlaunchAttribute> {
     };
     let mut all = Vec::new();
     let mut give = |id, value| all.push(CUlaunchAttribute { id, pad: [0; 4], value });
-    if let Some(LaunchAttributes { cluster: [x, y, z], cooperative }) = launch.attributes {
+    if let Some(&Pipeline { cluster: [x, y, z], cooperative, .. }) = launch.attributes {
         if (x, y, z) != (1, 1, 1) {
             give(CLUSTER, CUlaunchAttributeValue { clusterDim: ClusterDim { x, y, z } });
         }
