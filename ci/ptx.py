@@ -22,9 +22,9 @@ import nvidia.cu13
 # every later one.
 ARCHITECTURE = "compute_75"
 # Sources that need the instructions of a later one.
-LATER = {"attention_decode.cu": "compute_80", "attention_tiles.cu": "compute_80", "attention_warpgroups.cu": "compute_90a", "box.cu": "compute_90", "cluster.cu": "compute_90", "linear_row.cu": "compute_90", "linear_tiles.cu": "compute_80"}
+LATER = {"attention_decode.cu": "compute_80", "attention_tiles.cu": "compute_80", "attention_warpgroups.cu": "compute_90a", "box.cu": "compute_90", "cluster.cu": "compute_90", "linear_boxes.cu": "compute_90", "linear_row.cu": "compute_90", "linear_tiles.cu": "compute_80"}
 # Sources that need instructions of one architecture alone, and its name with them.
-ALONE = {"attention_warpgroups.cu": "sm_90a", "linear_row.cu": "sm_90"}
+ALONE = {"attention_warpgroups.cu": "sm_90a", "linear_boxes.cu": "sm_90", "linear_row.cu": "sm_90"}
 # The first architecture of each major number from 8 on: later ones with this number run its code.
 MACHINES = ["sm_80", "sm_90", "sm_100", "sm_120"]
 # Compiled to see that the sources compile; these devices run the code for sm_80.

@@ -8,11 +8,14 @@ use crate::kernels::cuda::{self, CudaSpec};
 use crate::kernels::mps::{self, MpsSpec};
 use crate::simulated::{simulate_mps_with, simulate_with};
 use leasehold::backend::sync::{Arc, OnceLock};
-use leasehold::kernel::Binding;
-use leasehold::kernel::Grid;
+use leasehold::kernel::{Binding, Grid, TensorMap};
 use leasehold::{Error, Result};
 use leasehold_emulator::{Cuda, Emulator, Failure, Launch, Operand, Program, Source};
 use leasehold_sim::KernelRegistry;
+use leasehold_sim::machine::tensor_map;
+
+/// Bytes of a tensor map.
+const MAP: usize = TensorMap::BYTES as usize;
 
 /// The result of a compilation, made once in a process.
 type Made = OnceLock<std::result::Result<Option<Program>, String>>;
@@ -34,8 +37,8 @@ fn made(
 }
 
 /// Runs a launch of `entry` after the checks of the CPU kernel `spec`, with blocks and threads in
-/// reverse order on request. `early` is the word of a kernel that can read early. Returns whether
-/// the launch has a geometry.
+/// reverse order on request. `maps` are the driver's tensor maps, in front of the parameters, and
+/// `early` is the word of a kernel that can read early. Returns whether the launch has a geometry.
 ///
 /// # Safety
 /// - The bindings are live memory, which no other code accesses meanwhile.
@@ -44,7 +47,7 @@ unsafe fn run(
     emulator: &Emulator,
     (entry, spec): (&str, &KernelSpec),
     geometry: std::result::Result<Grid, Refusal>,
-    (params, bindings): (&[u8], &[Binding]),
+    (params, bindings, maps): (&[u8], &[Binding], &[u8]),
     (reverse, early): (bool, Option<u32>),
 ) -> Result<bool> {
     let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
@@ -59,7 +62,11 @@ unsafe fn run(
     };
     let operands: Vec<Operand> = bindings.iter().map(operand).collect();
     let word = early.map(u32::to_le_bytes);
-    let params = [params, word.as_ref().map_or(&[], |word| &word[..])].concat();
+    // Tensor maps are aligned behind the addresses.
+    let addresses = operands.len() * size_of::<u64>();
+    let aligned = addresses.next_multiple_of(TensorMap::ALIGNMENT as usize);
+    let gap = vec![0; if maps.is_empty() { 0 } else { aligned - addresses }];
+    let params = [&gap[..], maps, params, word.as_ref().map_or(&[], |word| &word[..])].concat();
     let launch = Launch {
         kernel: entry,
         operands: &operands,
@@ -138,9 +145,17 @@ impl EmulatedCuda {
         let geometry = cuda.geometry(params);
         let reads = cuda.early_reads(spec);
         let early = (reads != 0).then_some(if early { reads } else { 0 });
+        let launched = cuda.launched(params);
+        let mut maps = Vec::new();
+        for (&operand, at) in std::iter::zip(cuda.mapped(), (0..).step_by(MAP)) {
+            let map = TensorMap::from_params(&launched, at as u32);
+            maps.extend(tensor_map::encode(bindings[operand as usize].addr, &map));
+        }
         // SAFETY: the caller vouches for the bindings. A CUDA kernel has the operands and the
         // parameters of the CPU kernel with its name.
-        unsafe { run(&self.0, (entry, spec), geometry, (params, bindings), (reverse, early)) }
+        unsafe {
+            run(&self.0, (entry, spec), geometry, (params, bindings, &maps), (reverse, early))
+        }
     }
 }
 
@@ -185,7 +200,7 @@ impl EmulatedMps {
         let geometry = mps.geometry(params);
         // SAFETY: the caller vouches for the bindings. A Metal kernel has the operands and the
         // parameters of the CPU kernel with its name.
-        unsafe { run(&self.0, (name, spec), geometry, (params, bindings), (reverse, None)) }
+        unsafe { run(&self.0, (name, spec), geometry, (params, bindings, &[]), (reverse, None)) }
     }
 }
 
@@ -196,8 +211,7 @@ impl EmulatedMps {
 /// `Compile`, with the compiler's messages.
 pub fn emulate_cuda(registry: &KernelRegistry) -> Result<bool> {
     let Some(kernels) = EmulatedCuda::new()? else { return Ok(false) };
-    simulate_with(registry, move |entry, _, launch| {
-        let (params, bindings) = (launch.params_bytes(), launch.bindings());
+    simulate_with(registry, move |entry, _, (params, bindings)| {
         // SAFETY: the machine has checked that the bindings lie in live memory, and has translated
         // them for the duration of the call. No other code runs meanwhile.
         let ran = unsafe { kernels.run(entry, params, bindings, false, true) };
@@ -213,10 +227,10 @@ pub fn emulate_cuda(registry: &KernelRegistry) -> Result<bool> {
 /// `Compile`, with the compiler's messages.
 pub fn emulate_mps(registry: &KernelRegistry) -> Result<bool> {
     let Some(kernels) = EmulatedMps::new()? else { return Ok(false) };
-    simulate_mps_with(registry, move |entry, _, launch| {
+    simulate_mps_with(registry, move |entry, _, (params, bindings)| {
         // SAFETY: the machine has checked that the bindings lie in live memory, and has translated
         // them for the duration of the call. No other code runs meanwhile.
-        let ran = unsafe { kernels.run(entry, launch.params_bytes(), launch.bindings(), false) };
+        let ran = unsafe { kernels.run(entry, params, bindings, false) };
         ran.map(drop)
     })?;
     Ok(true)

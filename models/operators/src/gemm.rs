@@ -35,7 +35,8 @@ const WORKSPACE: u64 = 32 << 20;
 /// The fewest rows of a product that the library computes.
 const ROWS: u32 = 17;
 /// The fewest elements of a matrix that the library multiplies by as many rows as kernels of this
-/// crate stream it for. Smaller ones are as fast there, and begin early in a graph.
+/// crate stream it for, or take it for by tensor maps. Smaller ones are as fast there, and begin
+/// early in a graph.
 const LARGE: u64 = 1 << 25;
 /// Bytes to which matrices and rows are aligned for the library's fast algorithms.
 const ALIGN: u64 = 16;
@@ -107,6 +108,13 @@ fn calls<'a>(
 /// `elements`.
 pub(crate) fn is_faster(rows: u32, elements: u64) -> bool {
     rows > STREAMED || (rows >= ROWS && elements >= LARGE)
+}
+
+/// Returns whether the kernel of `operator` is faster than the library for products with these
+/// weights: one that takes them by tensor maps is, but for large matrices.
+pub(crate) fn is_slower(operator: &Operator, to: &[Projection<'_>]) -> bool {
+    let is_large = |t: &Tensor| u64::from(t.rows()) * u64::from(t.cols()) >= LARGE;
+    operator.has_maps() && !to.iter().any(|p| is_large(p.weight))
 }
 
 fn native(dtype: DType) -> sys::cudaDataType {

@@ -12,6 +12,7 @@ use crate::kernels::mps::MpsSpec;
 use crate::kernels::{cuda, mps};
 use leasehold::kernel::{
     Grid, KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry,
+    TensorMap,
 };
 use leasehold::{Access, Buffer, Error, Lease, Result, Runtime};
 use std::borrow::Cow;
@@ -93,6 +94,9 @@ unsafe fn register_with(
     Ok(())
 }
 
+/// Bytes of a tensor map.
+const MAP: usize = TensorMap::BYTES as usize;
+
 fn signature(name: &str) -> Result<&'static KernelSpec> {
     KernelSpec::find(name).ok_or_else(|| {
         Error::NotFound(
@@ -112,11 +116,17 @@ fn describe(
     let check = KernelCheck::new(move |launch| {
         division.accepts(spec, launch).map_err(Error::InvalidArgument)
     });
+    let maps = match division {
+        Division::Blocks(cuda) => cuda.mapped(),
+        Division::Tiles | Division::Groups(_) => &[],
+    };
+    let maps: Vec<_> = std::iter::zip(maps.iter().copied(), (0..).step_by(MAP)).collect();
     let limits = spec.limited().map_or(Cow::Borrowed(&[][..]), |limits| vec![limits].into());
     KernelDesc {
         entry,
         limits,
-        params: spec.params_bytes as u32,
+        params: (maps.len() * MAP + spec.params_bytes) as u32,
+        maps: maps.into(),
         overlap: if spec.in_place { Overlap::InPlace } else { Overlap::Refused },
         // Of the sources, those in CUDA C++ wait: all call `begin` or `wait_for_previous`.
         dependent_launch: matches!(division, Division::Blocks(_)),
@@ -156,6 +166,22 @@ impl Division {
         Ok((launch, geometry))
     }
 
+    /// The bytes of a launch with these parameters: tensor maps go in front.
+    fn launched(self, params: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Division::Blocks(cuda) if !cuda.mapped().is_empty() => cuda.launched(params).into(),
+            _ => params.into(),
+        }
+    }
+
+    /// The parameters in the bytes of a launch.
+    fn params_in(self, launched: &[u8]) -> std::result::Result<&[u8], Refusal> {
+        match self {
+            Division::Blocks(cuda) => cuda.params_in(launched),
+            Division::Tiles | Division::Groups(_) => Ok(launched),
+        }
+    }
+
     /// Checks that a launch has the shape that its parameters require, and operands that meet the
     /// requirements.
     fn accepts(
@@ -163,7 +189,11 @@ impl Division {
         spec: &'static KernelSpec,
         bound: &LaunchInfo<'_>,
     ) -> std::result::Result<(), Refusal> {
-        let (launch, geometry) = self.plan(spec, bound.params_bytes())?;
+        let params = self.params_in(bound.params_bytes())?;
+        let (launch, geometry) = self.plan(spec, params)?;
+        if *self.launched(params) != *bound.params_bytes() {
+            return Err("tensor maps are not those that the parameters ask for".into());
+        }
         let shape = Grid::new(bound.grid).threads(bound.block).shared(bound.shared);
         if shape != geometry {
             return Err(
@@ -213,6 +243,21 @@ impl Resolved {
             Division::Tiles => self.spec.name,
             Division::Blocks(cuda) => cuda.entry,
             Division::Groups(mps) => mps.name,
+        }
+    }
+
+    /// The bytes that a launch with these parameters passes: the kernel's tensor maps, and they.
+    #[must_use]
+    pub fn launched(&self, params: &[u8]) -> Vec<u8> {
+        self.division.launched(params).into_owned()
+    }
+
+    /// The operands of the kernel's tensor maps, which lie at multiples of 16 bytes.
+    #[must_use]
+    pub fn mapped(&self) -> &'static [u32] {
+        match self.division {
+            Division::Blocks(cuda) => cuda.mapped(),
+            Division::Tiles | Division::Groups(_) => &[],
         }
     }
 
@@ -315,6 +360,11 @@ impl Library {
         let preferred = cuda::TENSOR_KERNELS.iter().filter_map(|cuda| {
             let base = registry.resolve(cuda.entry, &info).ok()?;
             let spec = KernelSpec::find(cuda.name)?;
+            // Drivers before CUDA 12.4 do not say where a function takes tensor maps.
+            let refused = || matches!(base.prepare(runtime), Err(Error::Unsupported(_)));
+            if !cuda.mapped().is_empty() && refused() {
+                return None;
+            }
             Some(Resolved { base, spec, division: Division::Blocks(cuda) })
         });
         Ok(Self {
@@ -346,12 +396,22 @@ impl Library {
     }
 
     /// The kernel to launch for parameters: a kernel for tensor cores, if the device has them and
-    /// the kernel takes the parameters.
+    /// the kernel takes the parameters, and its tensor maps the operands. `is_aligned` says
+    /// whether an operand lies at a multiple of 16 bytes.
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn kernel_for(&self, name: &str, params: &[u8]) -> Result<&Resolved> {
-        let takes = |k: &&Resolved| k.spec.name == name && k.plan(params).is_ok();
+    pub fn kernel_for(
+        &self,
+        name: &str,
+        params: &[u8],
+        is_aligned: impl Fn(u32) -> bool,
+    ) -> Result<&Resolved> {
+        let takes = |k: &&Resolved| {
+            k.spec.name == name
+                && k.mapped().iter().all(|&i| is_aligned(i))
+                && k.plan(params).is_ok()
+        };
         self.preferred.iter().find(takes).map_or_else(|| self.kernel(name), Ok)
     }
 
@@ -359,8 +419,9 @@ impl Library {
     /// matrix of `elements`: cuBLASLt on CUDA, for 33 rows and more, or 17 and a matrix of 2^25
     /// elements, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
     /// all matrices are of one of the types bf16 and f16. A `y` of f32 is one of those too, if
-    /// there is no bias. Otherwise the kernels of this crate do. The first call for many rows loads
-    /// the vendor's library.
+    /// there is no bias. Otherwise the kernels of this crate do, and where kernels with tensor maps
+    /// are faster: for smaller matrices and up to 64 rows, on devices of compute capability 9.0.
+    /// The first call for many rows loads the vendor's library.
     #[must_use]
     pub fn has_vendor_products(&self, rows: u32, elements: u64) -> bool {
         #[cfg(feature = "cuda")]

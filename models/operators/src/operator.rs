@@ -8,7 +8,7 @@ use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
 use crate::library::{Library, Resolved};
 use crate::part::BufferPart;
 use leasehold::kernel::Grid;
-use leasehold::{Error, GraphOperator, Operand, Result, Stream};
+use leasehold::{Error, GraphOperator, Operand, Result, Stream, View};
 use std::fmt;
 
 /// A checked kernel launch, with leases on all resources that it uses.
@@ -17,6 +17,8 @@ pub struct Operator {
     kernel: Resolved,
     parts: Vec<BufferPart>,
     params: Vec<u8>,
+    /// What a launch passes in their place: tensor maps go in front.
+    launched: Vec<u8>,
     grid: Grid,
     /// Products of a vendor's library in the kernel's place.
     #[cfg(feature = "cuda")]
@@ -35,7 +37,11 @@ impl Operator {
         params: &impl Params,
         operands: &[Option<BufferPart>],
     ) -> Result<Self> {
-        let kernel = library.kernel_for(name, params.as_bytes())?.clone();
+        let is_aligned = |i: u32| {
+            let part = operands.get(i as usize).and_then(Option::as_ref);
+            part.is_none_or(|part| part.view().addr().is_multiple_of(16))
+        };
+        let kernel = library.kernel_for(name, params.as_bytes(), is_aligned)?.clone();
         let spec = kernel.spec();
         let (launch, grid) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
         if operands.len() != spec.operands.len() {
@@ -69,6 +75,7 @@ impl Operator {
             parts.push(part);
         }
         Ok(Self {
+            launched: kernel.launched(params.as_bytes()),
             kernel,
             parts,
             params: params.as_bytes().to_vec(),
@@ -84,6 +91,12 @@ impl Operator {
     pub(crate) fn with_products(mut self, products: Option<crate::gemm::Products>) -> Self {
         self.products = products;
         self
+    }
+
+    /// Whether the kernel takes its operands by tensor maps.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_maps(&self) -> bool {
+        !self.kernel.mapped().is_empty()
     }
 
     /// The kernel's name.
@@ -161,7 +174,7 @@ impl GraphOperator for Operator {
         if let Some(products) = &self.products {
             return products.encode(stream, self.kernel.spec().name, &operands[..n]);
         }
-        stream.launch(self.kernel.base(), &operands[..n], &self.params[..], self.grid)
+        stream.launch(self.kernel.base(), &operands[..n], &self.launched[..], self.grid)
     }
 }
 

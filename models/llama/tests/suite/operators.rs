@@ -61,7 +61,7 @@ fn tensor_cores_compute_prompts_and_batches() {
     let model = model(&runtime, DType::Bf16);
     let decoder = Decoder::new(&model, 40, 1, Sampling::default()).unwrap();
     let (prompt, step) = (decoder.prompt_operators(40).unwrap(), decoder.step_operators());
-    assert_eq!(of(&prompt, "linear3", "40"), Some(("linear3_tiles", LAYERS)));
+    assert_eq!(of(&prompt, "linear3", "40"), Some(("linear3_boxes", LAYERS)));
     assert_eq!(of(&step, "linear3", "1"), Some(("linear3", LAYERS)));
     let (attention, count) = of(&prompt, "attention", "40").unwrap();
     assert!(
@@ -70,6 +70,6 @@ fn tensor_cores_compute_prompts_and_batches() {
     );
     assert_eq!(count, LAYERS);
     let batch = Batch::new(&model, 3, 40, Mode::Eager).unwrap().step_operators();
-    assert_eq!(of(&batch, "linear3", "3"), Some(("linear3_tiles", LAYERS)));
-    assert_eq!(of(&batch, "linear", "3"), Some(("linear_tiles", 1)));
+    assert_eq!(of(&batch, "linear3", "3"), Some(("linear3_boxes", LAYERS)));
+    assert_eq!(of(&batch, "linear", "3"), Some(("linear_boxes", 1)));
 }

@@ -127,7 +127,9 @@ fn by_vendor(
     add: bool,
 ) -> Operator {
     #[cfg(feature = "cuda")]
-    if let (Some(gemm), None) = (library.gemm(), norm) {
+    if let (Some(gemm), None) = (library.gemm(), norm)
+        && !crate::gemm::is_slower(&operator, to)
+    {
         return operator.with_products(gemm.products(x, to, add));
     }
     #[cfg(not(feature = "cuda"))]
@@ -212,6 +214,7 @@ pub fn linear_gated(
     )?;
     #[cfg(feature = "cuda")]
     if let (Some(gemm), None) = (library.gemm(), norm)
+        && !crate::gemm::is_slower(&operator, &[gate, up])
         && let Some(products) = gemm.products(x, &[gate, up], false)
     {
         let multiply = super::silu_mul(library, gate.y, up.y, gate.y)?;

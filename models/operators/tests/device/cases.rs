@@ -159,6 +159,17 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
             }
         }
     }
+    // The same by boxes, where columns are a multiple of 64.
+    for (i, m) in [2, 3, 8, 9, 16, 17, 32, 33, 64].into_iter().enumerate() {
+        for (j, (k, n)) in [(64, 33), (320, 70), (4672, 19), (64, 2120)].into_iter().enumerate() {
+            let w = DType::Bf16;
+            let y = if (i + j) % 4 == 3 { DType::F32 } else { w };
+            let (gap, flags) = ((i + j) % 3 * 8, j as u32 % 2 * BIAS);
+            for skew in [0, 1 + i % 7] {
+                products.push(Product { m, k, n, gap, skew, types: [w, w, y], flags });
+            }
+        }
+    }
     if large {
         for (m, k, n) in [
             (2, 4096, 4096),

@@ -30,8 +30,13 @@ pub fn run_cuda(
     reverse: bool,
     arch: &str,
 ) -> bool {
-    let takes =
-        |cuda: &&CudaSpec| cuda.name == name && cuda.archs.contains(&arch) && cuda.takes(params);
+    let is_aligned = |&i: &u32| bindings[i as usize].addr.is_multiple_of(16);
+    let takes = |cuda: &&CudaSpec| {
+        cuda.name == name
+            && cuda.archs.contains(&arch)
+            && cuda.takes(params)
+            && cuda.mapped().iter().all(is_aligned)
+    };
     let tensor = TENSOR_KERNELS.iter().find(takes);
     let entry = tensor.or_else(|| CudaSpec::find(name)).expect("a CUDA kernel").entry;
     let cuda = cuda().expect("an emulation");

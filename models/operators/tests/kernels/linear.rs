@@ -371,7 +371,13 @@ fn on_tensor_cores(c: Case, skew: usize, step: usize) {
     let w: Vec<Binding> = w.iter_mut().map(|w| skewed(w, skew)).collect();
     let bias: Vec<Binding> = bias.iter_mut().map(|b| skewed(b, skew)).collect();
     let run = |name: &str, p: &LinearParams, bindings: &[Binding]| {
-        let entry = format!("{name}_{}", if c.m == 1 { "row" } else { "tiles" });
+        let boxes = c.m <= 64 && c.k.is_multiple_of(64) && c.x == DType::Bf16 && skew == 0;
+        let entry = match c.m {
+            1 => "row",
+            _ if boxes => "boxes",
+            _ => "tiles",
+        };
+        let entry = format!("{name}_{entry}");
         let tensor = TENSOR_KERNELS.iter().find(|cuda| cuda.entry == entry).expect("an entry");
         assert!(tensor.takes(p.as_bytes()), "{p:?}");
         run(Level::Cuda("cuda/sm_90"), name, p, bindings);
@@ -452,6 +458,39 @@ fn tensor_cores_multiply_several_rows() {
     }
 }
 
+/// Every number of rows of a fragment, stages that end behind the columns, more blocks than
+/// processors, blocks of 64 rows of weights, and more columns than the ring has.
+#[test]
+fn boxes_of_weights_multiply_several_rows() {
+    if !levels().contains(&Level::Cuda("cuda/sm_90")) {
+        return;
+    }
+    let half = DType::Bf16;
+    let few = Case { m: 2, k: 64, n: 33, gap: 0, x: half, w: half, y: half, flags: BIAS };
+    let mut turn = 0;
+    for m in [2, 3, 8, 9, 16, 17, 32, 33, 64] {
+        for k in [64, 320] {
+            let c = Case {
+                m,
+                k,
+                n: [33, 8, 70, 1, 47][turn % 5],
+                gap: [0, 8, 24][turn % 3],
+                y: if turn % 4 == 3 { DType::F32 } else { half },
+                flags: [BIAS, 0][turn / 2 % 2],
+                ..few
+            };
+            on_tensor_cores(c, 0, 1);
+            turn += 1;
+        }
+    }
+    on_tensor_cores(Case { n: 2120, ..few }, 0, 1);
+    on_tensor_cores(Case { m: 31, k: 4672, n: 19, ..few }, 0, 3);
+    if long() {
+        on_tensor_cores(Case { m: 9, n: 2120, k: 2624, ..few }, 0, 7);
+        on_tensor_cores(Case { n: 16_400, ..few }, 0, 1);
+    }
+}
+
 /// Pieces, chunks and groups that end within a row of weights or within a block, and operands that
 /// are not aligned.
 #[test]
@@ -494,8 +533,8 @@ fn tensor_cores_multiply_large_matrices() {
     }
 }
 
-/// A row has the same bits beside 1 to 31 other ones, and in groups of 16 and of 32 rows of
-/// weights.
+/// A row has the same bits beside 1 to 31 other ones, in groups of 16 and of 32 rows of weights,
+/// and by boxes beside 63.
 #[test]
 fn rows_that_stream_have_equal_bits() {
     let level = Level::Cuda("cuda/sm_90");
@@ -503,15 +542,17 @@ fn rows_that_stream_have_equal_bits() {
         return;
     }
     let half = DType::Bf16;
-    let most = Case { m: 32, k: 520, n: 4300, gap: 0, x: half, w: half, y: DType::F32, flags: 0 };
-    let (mut x, _, mut w, _) = operands(&most, 6);
-    let mut first: Option<Vec<f64>> = None;
-    for (i, m) in [2, 9, 16, 17, 32].into_iter().enumerate() {
-        let c = Case { m, n: [40, 4300][i % 2], ..most };
-        let mut y = Tensor::junk(c.y, m * c.n);
-        run(level, "linear", &params(&c), &[x.bind(), NONE, w.bind(), NONE, y.bind()]);
-        let found: Vec<f64> =
-            y.values().chunks(c.n).take(2).flat_map(|r| r[..40].to_vec()).collect();
-        assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{c:?}");
+    for (k, rows) in [(520, [2, 9, 16, 17, 32]), (576, [2, 9, 17, 32, 64])] {
+        let most = Case { m: 64, k, n: 4300, gap: 0, x: half, w: half, y: DType::F32, flags: 0 };
+        let (mut x, _, mut w, _) = operands(&most, 6);
+        let mut first: Option<Vec<f64>> = None;
+        for (i, m) in rows.into_iter().enumerate() {
+            let c = Case { m, n: [40, 4300][i % 2], ..most };
+            let mut y = Tensor::junk(c.y, m * c.n);
+            run(level, "linear", &params(&c), &[x.bind(), NONE, w.bind(), NONE, y.bind()]);
+            let found: Vec<f64> =
+                y.values().chunks(c.n).take(2).flat_map(|r| r[..40].to_vec()).collect();
+            assert_eq!(*first.get_or_insert_with(|| found.clone()), found, "{c:?}");
+        }
     }
 }

@@ -2,7 +2,6 @@
 // shared memory while it goes on. The compiling code prepends it, behind `tensor.cuh`, to the files for compute
 // capability 9.0 alone.
 
-#ifndef LEASEHOLD_EMULATED
 // Shows this thread's writes of shared memory to the products and copies behind the next barrier.
 INLINE void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -28,7 +27,7 @@ INLINE void wait_for(u64* flag, u32 phase) {
 }
 
 // The next phase of a flag whose count is one: it is over when `bytes` are copied. One thread calls this, then
-// `copy_bulk` for all the bytes, then `end_copies`.
+// copies all the bytes.
 INLINE void begin_copies(u64* flag, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(flag)), "r"(bytes)
                  : "memory");
@@ -40,30 +39,3 @@ INLINE void copy_bulk(void* to, const void* from, u32 bytes, u64* flag) {
                  "l"(from), "r"(bytes), "r"((u32)__cvta_generic_to_shared(flag))
                  : "memory");
 }
-INLINE void end_copies(u64*) {}
-#else
-INLINE void show_writes() {}
-
-// The count, and the arrivals so far.
-INLINE void make_flag(u64* flag, u32 count) { *flag = (u64)count << 32; }
-INLINE void arrive(u64* flag) {
-    __syncwarp();
-    if (threadIdx.x % WARP != 0) return;
-    __threadfence();
-    atomicAdd(flag, 1ull);
-}
-INLINE void wait_for(u64* flag, u32 phase) {
-    for (;;) {
-        const u64 word = *(const volatile u64*)flag;
-        if (((u32)word / (u32)(word >> 32) ^ phase) & 1) return;
-        __nanosleep(32);
-    }
-}
-
-INLINE void begin_copies(u64*, u32) {}
-INLINE void copy_bulk(void* to, const void* from, u32 bytes, u64*) { memcpy(to, from, bytes); }
-INLINE void end_copies(u64* flag) {
-    __threadfence();
-    atomicAdd(flag, 1ull);
-}
-#endif

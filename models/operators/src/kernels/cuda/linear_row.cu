@@ -15,7 +15,6 @@
 // of the columns of each piece. The order of all sums depends on the parameters alone.
 
 static constexpr u32 NORM = 1;
-static constexpr u32 BIAS = 2;
 
 // Warps of a block that multiply, and those that copy. One more finishes outputs.
 static constexpr u32 WARPS = 8;
@@ -85,7 +84,6 @@ INLINE void copy(const LinearParams& p, const Output<G> (&outputs)[MATRICES], bo
                 __syncwarp();
                 if (copies) copy_bulk(shared.ring[slot] + lane * PITCH, from + column, bytes, shared.full + slot);
                 __syncwarp();
-                if (lane == 0) end_copies(shared.full + slot);
             }
             turn = turn == 0 ? COPIERS - 1 : turn - 1;
             if (++slot == PIECES) {

@@ -13,8 +13,6 @@
 //
 // A gated product has half as many outputs of a block, with a row of weights of each matrix for each.
 
-static constexpr u32 BIAS = 2;
-
 // Threads of a block, and its warps.
 static constexpr u32 THREADS = 256;
 static constexpr u32 WARPS = THREADS / WARP;
@@ -31,53 +29,6 @@ static constexpr u32 STAGES = 3;
 static constexpr u32 STAGE = 8192;
 // Elements of a block's shared memory, which serves both methods.
 static constexpr u32 SHARED = STAGES * STAGE;
-
-// Adds the sets of sums in `sums`, `set` elements apart, and finishes outputs from row `first_m` and
-// output `first_n` on: `rows` rows, `pitch` elements apart, of `wide` outputs each. The second sums of a
-// gated product are `up` elements behind the first ones.
-template <class T, u32 SETS, int G, Finish HOW>
-INLINE void finish(const LinearParams& p, const Output<G>& o, const float* sums, u32 set, u32 pitch, u32 up, u32 first_m,
-                   u32 rows, u32 first_n, u32 wide) {
-    const bool pairs = p.y != 0 && address(o.y) % 4 == 0 && o.ldy % 2 == 0;
-#pragma unroll 1
-    for (u32 i = 2 * thread_index(); i < rows * wide; i += 2 * THREADS) {
-        const u32 m = first_m + i / wide, n = first_n + i % wide;
-        if (m >= p.m || n >= o.n) continue;
-        const float* from = sums + i / wide * pitch + i % wide;
-        const u32 count = smaller(o.n - n, 2u);
-        const u64 at = (u64)m * o.ldy + n;
-        float y[2] = {0.0f, 0.0f}, old[2];
-#pragma unroll
-        for (u32 e = 0; e < 2; ++e) {
-            if (e >= count) break;
-            float sum[G];
-#pragma unroll
-            for (int g = 0; g < G; ++g) {
-                sum[g] = 0.0f;
-#pragma unroll
-                for (u32 k = 0; k < SETS; ++k) sum[g] += from[k * set + g * up + e];
-                if (p.flags & BIAS) sum[g] += load_one(p.vector, o.bias[g], n + e);
-            }
-            y[e] = HOW == GATE ? silu(sum[0]) * sum[G - 1] : sum[0];
-        }
-        if (pairs && count == 2) {
-            u32* const to = (u32*)((u16*)o.y + at);
-            if (HOW == ADD_TO) {
-                T::unpack(*to, old);
-                y[0] += old[0];
-                y[1] += old[1];
-            }
-            *to = narrowed(T(), y[0], y[1]);
-            continue;
-        }
-#pragma unroll
-        for (u32 e = 0; e < 2; ++e) {
-            if (e >= count) break;
-            if (HOW == ADD_TO) y[e] += load_one(p.y, o.y, at + e);
-            store_one(p.y, o.y, at + e, y[e]);
-        }
-    }
-}
 
 // ---- Few rows
 
@@ -259,7 +210,7 @@ INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outpu
         __syncthreads();
         u32 index = group;
         const Output<G> o = find<OUTPUTS>(outputs, index);
-        finish<T, WARPS, G, HOW>(p, o, sums, SET, PITCH, OUTPUTS, 0, p.m, index * OUTPUTS, OUTPUTS);
+        finish<T, THREADS, WARPS, G, HOW>(p, o, sums, SET, PITCH, OUTPUTS, 0, p.m, index * OUTPUTS, OUTPUTS);
     }
 }
 
@@ -365,7 +316,7 @@ INLINE void tile(const LinearParams& p, const void* x, const Output<G> (&outputs
             }
         }
         __syncthreads();
-        finish<T, 1, G, HOW>(p, o, sums, 0, PITCH, SIDE / G, first_m + half * ROWS, ROWS, first_n, SIDE / G);
+        finish<T, THREADS, 1, G, HOW>(p, o, sums, 0, PITCH, SIDE / G, first_m + half * ROWS, ROWS, first_n, SIDE / G);
     }
 }
 

@@ -31,7 +31,7 @@ use super::cpu::elem::DType;
 use super::cpu::linear::{self, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::sampling::{Argmax, NextToken, NextTokenParams, RowParams};
 use super::cpu::tile::{Kernel, KernelSpec, Params, Refusal};
-use leasehold::kernel::{Cubin, Grid, KernelSource};
+use leasehold::kernel::{Cubin, Grid, KernelSource, MapElement, Swizzle, TensorMap};
 use std::borrow::Cow;
 
 /// Text that is prepended to the source of every module.
@@ -97,6 +97,8 @@ modules! {
     ATTENTION = attention for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Matrix products of several rows on tensor cores, for devices from compute capability 8.0 on.
     LINEAR_TILES = linear_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
+    /// Matrix products of 2 to 64 rows by tensor maps, for devices of compute capability 9.0.
+    LINEAR_BOXES = linear_boxes for SM_90 (9, 0);
     /// Matrix products of one long row, for devices of compute capability 9.0.
     LINEAR_ROW = linear_row for SM_90 (9, 0);
     /// Attention for a row of each of several sequences on tensor cores, for devices from compute
@@ -129,6 +131,15 @@ pub struct CudaSpec {
     pub archs: &'static [&'static str],
     takes: fn(&[u8]) -> bool,
     geometry: fn(&[u8]) -> Result<Grid, Refusal>,
+    maps: Option<Maps>,
+}
+
+/// The tensor maps that a kernel takes in front of its parameters.
+#[derive(Debug, Clone, Copy)]
+struct Maps {
+    /// The operand of each.
+    operands: &'static [u32],
+    make: fn(&[u8]) -> Vec<TensorMap>,
 }
 
 impl CudaSpec {
@@ -163,11 +174,38 @@ impl CudaSpec {
     /// operand `i`: the weights of a product on tensor cores (`has` in the sources).
     #[must_use]
     pub fn early_reads(&self, spec: &KernelSpec) -> u32 {
-        if ![&LINEAR_TILES, &LINEAR_ROW].iter().any(|&m| std::ptr::eq(self.module, m)) {
+        if ![&LINEAR_TILES, &LINEAR_BOXES, &LINEAR_ROW]
+            .iter()
+            .any(|&m| std::ptr::eq(self.module, m))
+        {
             return 0;
         }
         let weights = spec.operands.iter().enumerate().filter(|(_, o)| o.name.contains("weight"));
         weights.fold(0, |all, (i, _)| all | 1 << i)
+    }
+
+    /// The operands of the kernel's tensor maps, in the order of the maps.
+    #[must_use]
+    pub fn mapped(&self) -> &'static [u32] {
+        self.maps.map_or(&[], |maps| maps.operands)
+    }
+
+    /// The bytes of a launch with parameters that the kernel takes: its tensor maps, and they.
+    #[must_use]
+    pub fn launched(&self, params: &[u8]) -> Vec<u8> {
+        let maps = self.maps.map_or_else(Vec::new, |maps| (maps.make)(params));
+        [bytemuck::cast_slice(&maps), params].concat()
+    }
+
+    /// The parameters in the bytes of a launch.
+    ///
+    /// # Errors
+    /// If the bytes are too few.
+    pub fn params_in<'a>(&self, launched: &'a [u8]) -> Result<&'a [u8], Refusal> {
+        let maps = self.mapped().len() * TensorMap::BYTES as usize;
+        launched
+            .get(maps..)
+            .ok_or_else(|| format!("kernel {}: tensor maps are missing", self.entry).into())
     }
 
     const fn of<K: Blocks>(module: &'static Module) -> Self {
@@ -179,6 +217,7 @@ impl CudaSpec {
             archs: &[CUDA],
             takes: |_| true,
             geometry: |params| K::cuda(&from_bytes(params)?),
+            maps: None,
         }
     }
 }
@@ -209,6 +248,7 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         archs: GENERATIONS,
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_QUERIES, TILE_THREADS),
+        maps: None,
     },
     decode_rows::<64>("decode_attention_64"),
     decode_rows::<128>("decode_attention_128"),
@@ -222,11 +262,16 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
             AttentionParams::from_bytes(params).is_some_and(bf16)
         },
         geometry: |params| DecodeAttention::cuda(&from_bytes(params)?),
+        maps: None,
     },
     product_row::<Linear, 1>("linear_row"),
     product_row::<LinearAdd, 1>("linear_add_row"),
     product_row::<Linear3, 1>("linear3_row"),
     product_row::<LinearGated, 2>("linear_gated_row"),
+    product_boxes::<Linear, 1>("linear_boxes", &[0, 2]),
+    product_boxes::<LinearAdd, 1>("linear_add_boxes", &[0, 2]),
+    product_boxes::<Linear3, 1>("linear3_boxes", &[0, 2, 5, 8]),
+    product_boxes::<LinearGated, 2>("linear_gated_boxes", &[0, 2, 4]),
     product_tiles::<Linear, 1>("linear_tiles"),
     product_tiles::<LinearAdd, 1>("linear_add_tiles"),
     product_tiles::<Linear3, 1>("linear3_tiles"),
@@ -240,6 +285,7 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
             NextTokenParams::from_bytes(params).is_some_and(|p| for_clusters(p.rows, p.n))
         },
         geometry: |params| Ok(clusters(draw(&from_bytes(params)?)?)),
+        maps: None,
     },
     CudaSpec {
         name: Argmax::NAME,
@@ -248,6 +294,7 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         archs: HOPPER,
         takes: |params| RowParams::from_bytes(params).is_some_and(|p| for_clusters(p.rows, p.n)),
         geometry: |params| Ok(clusters(row_of(&from_bytes(params)?)?)),
+        maps: None,
     },
 ];
 
@@ -310,6 +357,7 @@ const fn warpgroups<const DIM: u32, const GROUPS: u32>(entry: &'static str) -> C
             let threads = (GROUPS + 1) * WARPGROUP;
             Ok(attention_tiles(&from_bytes(params)?, queries, threads)?.shared(shared))
         },
+        maps: None,
     }
 }
 
@@ -356,6 +404,7 @@ const fn decode_rows<const DIM: u32>(entry: &'static str) -> CudaSpec {
             let grid = [across as u32, down, deep as u32];
             Ok(Grid::new(grid).threads([TILE_THREADS, 1, 1]))
         },
+        maps: None,
     }
 }
 
@@ -397,6 +446,7 @@ const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
         archs: GENERATIONS,
         takes: |params| LinearParams::from_bytes(params).is_some_and(|p| multiplied(&p)),
         geometry: |params| product_blocks(&from_bytes(params)?, MATRICES),
+        maps: None,
     }
 }
 
@@ -460,7 +510,92 @@ const fn product_row<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
             let threads = (ROW_WARPS + ROW_OTHERS) * WARP;
             Ok(Grid::new([blocks, 1, 1]).threads([threads, 1, 1]).shared(shared))
         },
+        maps: None,
     }
+}
+
+/// The most rows of x of [`product_boxes`], and of those that it multiplies with all matrices.
+const BOX_ROWS: u32 = 64;
+const BOX_FEW: u32 = 32;
+/// The most elements of weights for more rows, and the longest row of x that more blocks than
+/// processors read. Beyond these a vendor's library is faster.
+const BOX_ELEMENTS: u64 = 1 << 25;
+const BOX_SHORT: u32 = 2048;
+/// The columns of a box (`BOX` in the source).
+const BOX: u32 = 64;
+/// Warps of a block of it (`THREADS` in the source).
+const BOX_WARPS: u32 = 9;
+/// Outputs beyond which a block of one matrix has more rows of weights (`MANY` in the source).
+const BOX_MANY: u32 = 16_384;
+/// Blocks that have a processor each (`PROCESSORS` in the source), and bytes of shared memory of
+/// such a block and of one of two blocks on a processor: the ring, and what aligns it.
+const BOX_PROCESSORS: u32 = 132;
+const BOX_SHARED: [u32; 2] = [217 << 10, 109 << 10];
+
+/// The product `K` of 2 to 64 rows, whose weights and rows pass through shared memory as boxes of
+/// tensor maps. An output has `MATRICES` rows of weights; `operands` are x and all weights.
+const fn product_boxes<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
+    entry: &'static str,
+    operands: &'static [u32],
+) -> CudaSpec {
+    CudaSpec {
+        name: K::NAME,
+        entry,
+        module: &LINEAR_BOXES,
+        archs: HOPPER,
+        takes: |params| {
+            LinearParams::from_bytes(params).is_some_and(|p| {
+                let elements = outputs(&p) * u64::from(MATRICES) * u64::from(p.k);
+                let alone = box_blocks::<K, MATRICES>(&p) <= BOX_PROCESSORS.into();
+                // Each block reads all rows of x.
+                let few =
+                    p.m <= BOX_FEW || (elements <= BOX_ELEMENTS && (p.k <= BOX_SHORT || alone));
+                multiplied(&p)
+                    && p.x == DType::Bf16 as u32
+                    && p.m <= BOX_ROWS
+                    && p.k.is_multiple_of(BOX)
+                    && few
+            })
+        },
+        geometry: |params| {
+            let p: LinearParams = from_bytes(params)?;
+            let blocks = box_blocks::<K, MATRICES>(&p);
+            [p.k.into(), blocks].into_iter().try_for_each(width)?;
+            let shared = BOX_SHARED[usize::from(blocks > BOX_PROCESSORS.into())];
+            Ok(Grid::new([blocks as u32, 1, 1]).threads([BOX_WARPS * WARP, 1, 1]).shared(shared))
+        },
+        maps: Some(Maps {
+            operands,
+            make: |params| {
+                let Some(p) = LinearParams::from_bytes(params) else { return Vec::new() };
+                let (rows, depth) = boxes::<K, MATRICES>(&p);
+                let map = |n: u32, ld: u32, rows: u32| {
+                    let sizes = [BOX, n, p.k / BOX].map(u64::from);
+                    let line = u64::from(BOX) * 2;
+                    TensorMap::new(MapElement::Bf16, &sizes, &[BOX, rows, depth])
+                        .strides(&[u64::from(ld) * 2, line])
+                        .swizzle(Swizzle::B128)
+                        .l2_promotion(256)
+                };
+                let x = map(p.m, p.ldx, p.m.next_multiple_of(8).next_power_of_two());
+                let weights = p.n.iter().filter(|&&n| n > 0).map(|&n| map(n, p.k, rows / MATRICES));
+                let each = weights.flat_map(|map| std::iter::repeat_n(map, MATRICES as usize));
+                std::iter::once(x).chain(each).collect()
+            },
+        }),
+    }
+}
+
+/// Blocks of a launch of [`product_boxes`].
+fn box_blocks<K: Kernel, const MATRICES: u32>(p: &LinearParams) -> u64 {
+    let rows = boxes::<K, MATRICES>(p).0 / MATRICES;
+    p.n.iter().map(|&n| u64::from(n.div_ceil(rows))).sum()
+}
+
+/// Rows of weights of a block of [`product_boxes`], and boxes of a stage.
+fn boxes<K: Kernel, const MATRICES: u32>(p: &LinearParams) -> (u32, u32) {
+    let many = K::NAME == Linear::NAME && p.n[0] > BOX_MANY;
+    if many || MATRICES == 2 { (64, 2) } else { (16, 4) }
 }
 
 /// The outputs of all matrices.

@@ -114,6 +114,9 @@ INLINE float row_sum(float v) {
 
 // ---- Matrix products
 
+// Flag: a bias is added to each product.
+static constexpr u32 BIAS = 2;
+
 // The matrix of block `index` of those of all matrices, and the block's number in it. A block has
 // `OUTPUTS` outputs.
 template <u32 OUTPUTS, int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u32& index) {
@@ -135,3 +138,50 @@ template <u32 OUTPUTS, int G, int MATRICES> INLINE Output<G> find(const Output<G
 // Whether the launch's word, bit i for operand i, lets the kernel read all matrices of weights before
 // `wait_for_previous`. `WEIGHTS` are their bits.
 template <u32 WEIGHTS> INLINE bool has(u32 early) { return (early & WEIGHTS) == WEIGHTS; }
+
+// Adds the sets of sums in `sums`, `set` elements apart, and finishes outputs from row `first_m` and
+// output `first_n` on: `rows` rows, `pitch` elements apart, of `wide` outputs each. The second sums of a
+// gated product are `up` elements behind the first ones. A block has `THREADS` threads.
+template <class T, u32 THREADS, u32 SETS, int G, Finish HOW>
+INLINE void finish(const LinearParams& p, const Output<G>& o, const float* sums, u32 set, u32 pitch, u32 up, u32 first_m,
+                   u32 rows, u32 first_n, u32 wide) {
+    const bool pairs = p.y != 0 && address(o.y) % 4 == 0 && o.ldy % 2 == 0;
+#pragma unroll 1
+    for (u32 i = 2 * thread_index(); i < rows * wide; i += 2 * THREADS) {
+        const u32 m = first_m + i / wide, n = first_n + i % wide;
+        if (m >= p.m || n >= o.n) continue;
+        const float* from = sums + i / wide * pitch + i % wide;
+        const u32 count = smaller(o.n - n, 2u);
+        const u64 at = (u64)m * o.ldy + n;
+        float y[2] = {0.0f, 0.0f}, old[2];
+#pragma unroll
+        for (u32 e = 0; e < 2; ++e) {
+            if (e >= count) break;
+            float sum[G];
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                sum[g] = 0.0f;
+#pragma unroll
+                for (u32 k = 0; k < SETS; ++k) sum[g] += from[k * set + g * up + e];
+                if (p.flags & BIAS) sum[g] += load_one(p.vector, o.bias[g], n + e);
+            }
+            y[e] = HOW == GATE ? silu(sum[0]) * sum[G - 1] : sum[0];
+        }
+        if (pairs && count == 2) {
+            u32* const to = (u32*)((u16*)o.y + at);
+            if (HOW == ADD_TO) {
+                T::unpack(*to, old);
+                y[0] += old[0];
+                y[1] += old[1];
+            }
+            *to = narrowed(T(), y[0], y[1]);
+            continue;
+        }
+#pragma unroll
+        for (u32 e = 0; e < 2; ++e) {
+            if (e >= count) break;
+            if (HOW == ADD_TO) y[e] += load_one(p.y, o.y, at + e);
+            store_one(p.y, o.y, at + e, y[e]);
+        }
+    }
+}

@@ -207,6 +207,80 @@ fn two_blocks_of_a_long_row_fill_a_processor() {
 }
 
 #[test]
+fn boxes_take_up_to_64_rows_of_whole_boxes() {
+    let p = LinearParams {
+        m: 9,
+        k: 320,
+        n: [33, 0, 0],
+        ldx: 328,
+        ldy: [33, 0, 0],
+        x: 1,
+        w: 1,
+        y: 1,
+        ..Default::default()
+    };
+    let (linear, gated) = (tensor_kernel("linear_boxes"), tensor_kernel("linear_gated_boxes"));
+    let shape = |cuda: &CudaSpec, p: &LinearParams| {
+        let grid = cuda.geometry(p.as_bytes()).unwrap();
+        assert_eq!(grid.threads, [288, 1, 1]);
+        (grid.blocks[0], grid.shared >> 10)
+    };
+    assert_eq!(shape(linear, &p), (3, 217));
+    assert_eq!(shape(gated, &p), (2, 217));
+    assert_eq!(shape(linear, &LinearParams { n: [132 * 16, 0, 0], ..p }), (132, 217));
+    assert_eq!(shape(linear, &LinearParams { n: [132 * 16 + 1, 0, 0], ..p }), (133, 109));
+    assert_eq!(shape(linear, &LinearParams { n: [1 << 14, 0, 0], ..p }), (1024, 109));
+    assert_eq!(shape(linear, &LinearParams { n: [(1 << 14) + 1, 0, 0], ..p }), (257, 109));
+    assert!(2 * (BOX_SHARED[1] + 2 * BESIDE) <= PROCESSOR && 2 * BOX_SHARED[0] > PROCESSOR);
+
+    // x in boxes of as many rows as its fragments have, then the weights.
+    let maps = |cuda: &CudaSpec, p: &LinearParams| -> Vec<TensorMap> {
+        let bytes = cuda.launched(p.as_bytes());
+        assert_eq!(cuda.params_in(&bytes), Ok(p.as_bytes()));
+        (0..cuda.mapped().len() as u32).map(|i| TensorMap::from_params(&bytes, 128 * i)).collect()
+    };
+    let boxes = |map: &TensorMap| {
+        map.validate().expect("a tensor map");
+        (map.size(1), map.stride(1), [0, 1, 2].map(|i| map.box_of(i)))
+    };
+    let all: Vec<_> = maps(gated, &p).iter().map(boxes).collect();
+    assert_eq!(all, [(9, 656, [64, 16, 2]), (33, 640, [64, 32, 2]), (33, 640, [64, 32, 2])]);
+    let three = LinearParams { m: 33, n: [70, 5, 3], ..p };
+    let all: Vec<_> = maps(tensor_kernel("linear3_boxes"), &three).iter().map(boxes).collect();
+    let weights = [70, 5, 3].map(|n| (n, 640, [64, 16, 4]));
+    assert_eq!((all[0], &all[1..]), ((33, 656, [64, 64, 4]), &weights[..]));
+    assert!(linear.params_in(&[0; 255]).is_err());
+
+    // Each block reads all rows of x. So the blocks of many rows are few, or x is short.
+    let long = LinearParams { k: 1 << 13, ldx: 1 << 13, ..p };
+    let short = LinearParams { m: 64, k: 2048, ldx: 2048, ..p };
+    let most = [132 * 16, 0, 0];
+    let beyond = [132 * 16 + 1, 0, 0];
+    for taken in [
+        p,
+        LinearParams { m: 2, y: 0, ..p },
+        LinearParams { m: 64, ..p },
+        LinearParams { m: 32, n: beyond, ..long },
+        LinearParams { m: 64, n: most, ..long },
+        LinearParams { n: [1 << 14, 0, 0], ..short },
+    ] {
+        assert!(linear.takes(taken.as_bytes()), "{taken:?}");
+    }
+    for other in [
+        LinearParams { m: 33, n: beyond, ..long },
+        LinearParams { n: [(1 << 14) + 1, 0, 0], ..short },
+        LinearParams { m: 1, ..p },
+        LinearParams { m: 65, ..p },
+        LinearParams { k: 312, ..p },
+        LinearParams { ldx: 324, ..p },
+        LinearParams { x: 2, w: 2, y: 2, ..p },
+        LinearParams { flags: cpu::linear::NORM, ..p },
+    ] {
+        assert!(!linear.takes(other.as_bytes()), "{other:?}");
+    }
+}
+
+#[test]
 fn tensor_cores_take_some_attention() {
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
     let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, scale: 0.1, ..attention };
