@@ -120,7 +120,15 @@ fn dependencies(after: &[NativeNode]) -> *const CUgraphNode {
 }
 
 /// A kernel as a node.
-fn kernel(launch: &Launch<'_>, extra: &mut Extra) -> CUDA_KERNEL_NODE_PARAMS {
+fn kernel(
+    launch: &Launch<'_>,
+    extra: &mut Extra,
+    listed: &mut [*mut c_void],
+) -> CUDA_KERNEL_NODE_PARAMS {
+    let (listed, extra) = match listed {
+        [] => (ptr::null_mut(), extra.pointer()),
+        listed => (listed.as_mut_ptr(), ptr::null_mut()),
+    };
     CUDA_KERNEL_NODE_PARAMS {
         func: launch.function.0 as CUfunction,
         gridDimX: launch.grid[0],
@@ -130,8 +138,8 @@ fn kernel(launch: &Launch<'_>, extra: &mut Extra) -> CUDA_KERNEL_NODE_PARAMS {
         blockDimY: launch.block[1],
         blockDimZ: launch.block[2],
         sharedMemBytes: launch.shared,
-        kernelParams: ptr::null_mut(),
-        extra: extra.pointer(),
+        kernelParams: listed,
+        extra,
         kern: ptr::null_mut(),
         ctx: ptr::null_mut(),
     }
@@ -199,6 +207,34 @@ impl RealDriver {
     }
 }
 
+impl RealDriver {
+    /// The places of a cooperative kernel's arguments, in the order of its parameters. A node of
+    /// such a kernel takes its arguments by this list alone, and any other by their buffer.
+    fn listed(&self, launch: &Launch<'_>) -> Result<Vec<*mut c_void>> {
+        if !launch.attributes.is_some_and(|a| a.cooperative) {
+            return Ok(Vec::new());
+        }
+        let parameters = self.parameters(launch.function)?.ok_or_else(|| {
+            Error::Unsupported(
+                "a cooperative kernel in a graph: the driver does not report parameters; launch the kernel outside of graphs, or take a driver of CUDA 12.4 or \
+                 later"
+                    .into(),
+            )
+        })?;
+        let place = |(offset, size): (u32, u32)| {
+            let argument = launch.args.get(offset as usize..)?.get(..size as usize)?;
+            Some(argument.as_ptr().cast_mut().cast())
+        };
+        let listed = parameters.into_iter().map(place).collect::<Option<_>>();
+        listed.ok_or_else(|| {
+            Error::invalid(format!(
+                "{} bytes of arguments; a parameter is behind",
+                launch.args.len()
+            ))
+        })
+    }
+}
+
 impl GraphOps for RealDriver {
     fn graph_create(&self) -> Result<NativeGraph> {
         let mut graph: CUgraph = ptr::null_mut();
@@ -218,7 +254,8 @@ impl GraphOps for RealDriver {
         on: NativePartition,
     ) -> Result<NativeNode> {
         let mut extra = Extra::new(launch.args);
-        let params = kernel(launch, &mut extra);
+        let mut listed = self.listed(launch)?;
+        let params = kernel(launch, &mut extra, &mut listed);
         let node = self.on_partition(on, || {
             add_node!(self, graph, after, cuGraphAddKernelNode_v2(&raw const params))
         })?;
@@ -414,7 +451,8 @@ impl GraphOps for RealDriver {
         on: NativePartition,
     ) -> Result<GraphExecUpdate> {
         let mut extra = Extra::new(launch.args);
-        let params = kernel(launch, &mut extra);
+        let mut listed = self.listed(launch)?;
+        let params = kernel(launch, &mut extra, &mut listed);
         self.on_partition(on, || {
             set_node!(self, exec, node, cuGraphExecKernelNodeSetParams_v2(&raw const params))
         })

@@ -93,7 +93,7 @@ impl RealDriver {
     }
 
     /// Offsets and sizes of the parameters, if the driver reports them.
-    fn parameters(&self, function: NativeFunction) -> Result<Option<Vec<(u32, u32)>>> {
+    pub(super) fn parameters(&self, function: NativeFunction) -> Result<Option<Vec<(u32, u32)>>> {
         let mut params = Vec::new();
         loop {
             let (mut offset, mut size) = (0_usize, 0_usize);
