@@ -101,7 +101,7 @@ check() {
     environment full python3 "$wheel" numpy ml_dtypes hypothesis
     "$work/full/bin/python" "$here/python/tests/typing/usage_numpy.py"
     tests full "$here/python/tests/core"
-    "$work/full/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md
+    "$work/full/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md docs/how-to/blocks-together.md
     "$work/full/bin/python" examples/python/saxpy.py cpu:0
     "$work/full/bin/python" examples/python/generate.py models/llama/demo-model
     echo "with NumPy: ok"

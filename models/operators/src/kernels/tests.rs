@@ -125,8 +125,10 @@ fn constants_are_the_same_in_all_languages() {
     }
     for module in [&cuda::LINEAR, &cuda::LINEAR_TILES] {
         cuda(module, format!("constexpr u32 THREADS = {THREADS};"));
-        cuda(module, format!("constexpr u32 BIAS = {};", cpu::linear::BIAS));
     }
+    let bias = format!("constexpr u32 BIAS = {};", cpu::linear::BIAS);
+    cuda(&cuda::LINEAR, bias.clone());
+    assert!(cuda::TENSOR.contains(&bias), "tensor.cuh: {bias}");
     let fragments = cuda::STREAMED / cuda::FRAGMENT;
     cuda(&cuda::LINEAR_TILES, format!("constexpr u32 STREAMED = {fragments} * FRAGMENT;"));
     cuda(&cuda::LINEAR_TILES, format!("constexpr u32 FRAGMENT = {};", cuda::FRAGMENT));

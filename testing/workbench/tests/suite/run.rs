@@ -171,6 +171,6 @@ fn verbose_shows_tensor_cores_by_their_kernels() {
         let row = table.iter().find(|row| row[0] == of && row[1] == name).unwrap();
         row[3].clone()
     };
-    assert_eq!(entry("prompt", "linear_gated"), "linear_gated_tiles");
+    assert_eq!(entry("prompt", "linear_gated"), "linear_gated_boxes");
     assert_eq!(entry("step", "linear_gated"), "linear_gated");
 }

@@ -225,13 +225,8 @@ impl RealDriver {
             let argument = launch.args.get(offset as usize..)?.get(..size as usize)?;
             Some(argument.as_ptr().cast_mut().cast())
         };
-        let listed = parameters.into_iter().map(place).collect::<Option<_>>();
-        listed.ok_or_else(|| {
-            Error::invalid(format!(
-                "{} bytes of arguments; a parameter is behind",
-                launch.args.len()
-            ))
-        })
+        let listed: Option<_> = parameters.into_iter().map(place).collect();
+        listed.ok_or_else(|| Error::invalid("a parameter is behind the launch's arguments"))
     }
 }
 

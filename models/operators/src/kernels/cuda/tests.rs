@@ -336,3 +336,20 @@ fn clusters_take_a_few_long_rows() {
     assert_eq!(argmax.geometry(p.as_bytes()), Ok(grid));
     assert!(!argmax.takes(RowParams { n: 16_383, ..p }.as_bytes()));
 }
+
+#[test]
+fn boxes_have_the_sources_numbers() {
+    let ring = |bytes: u32| format!("{} << 10", (bytes >> 10) - 1);
+    let [whole, half] = BOX_SHARED;
+    for (name, value) in [
+        ("BOX", BOX.to_string()),
+        ("WARPS", (BOX_WARPS - 1).to_string()),
+        ("PROCESSORS", BOX_PROCESSORS.to_string()),
+        ("MANY", BOX_MANY.to_string()),
+        ("RING", ring(whole)),
+        ("HALF_RING", ring(half)),
+    ] {
+        let line = format!("constexpr u32 {name} = {value};");
+        assert!(LINEAR_BOXES.source.contains(&line), "{line}");
+    }
+}

@@ -128,6 +128,8 @@ fn emulated() -> Option<Bench> {
                 block: launch.block(),
                 shared: 0,
                 reverse: false,
+                cluster: [1; 3],
+                cooperative: false,
             };
             // SAFETY: nothing of the source runs when it is loaded. The machine checked the
             // bindings, and no other code runs meanwhile. The tests check that the kernels stay
