@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that a change must keep, checked on a clean checkout: two cores, no GPU, 40 minutes.
+# Everything that a change must keep, checked on a clean checkout: two cores, no GPU, 30 minutes.
 # Installs the tools that are missing, runs the scripts of ci/ one after the other, all of them even
 # when one fails, and ends with the slowest sections and the sum of the tests. One build serves the
 # tests and the programs. ci/long.sh has the long forms.

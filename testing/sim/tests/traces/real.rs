@@ -6,12 +6,12 @@ use leasehold_core::Error;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_cuda::driver::ops::{
-    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphExecUpdate, GraphOps, MemoryOps,
-    ModuleOps, NativeCondition, NativeContext, NativeCopy, NativeEvent, NativeFunction,
+    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphExecUpdate, GraphOps, Launch,
+    MemoryOps, ModuleOps, NativeCondition, NativeContext, NativeCopy, NativeEvent, NativeFunction,
     NativeGraph, NativeGraphExec, NativeNode, NativePartition, NativeStream, Progress, StreamOps,
 };
 use leasehold_cuda::driver::real::RealDriver;
-use leasehold_hal::ConditionalKind;
+use leasehold_hal::{ConditionalKind, KernelCheck, KernelDesc, KernelSource, Pipeline};
 use leasehold_input::CompileCache;
 use leasehold_sim::traces::kernels::Arguments;
 use std::path::{Path, PathBuf};
@@ -371,22 +371,20 @@ fn arguments() {
     // SAFETY: the library runs no work.
     unsafe { driver.launch(STREAM, &launch).unwrap() };
     assert_eq!(read(launch.args.len()), launch.args);
-    // SAFETY: the library runs no work.
-    let updated = unsafe {
-        driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch, NativePartition::NULL)
+    let set = |node: u64, launch: &Launch<'_>| {
+        let (exec, node) = (NativeGraphExec(1), NativeNode(node));
+        // SAFETY: the library runs no work.
+        unsafe { driver.exec_set_kernel(exec, node, launch, NativePartition::NULL).unwrap() }
     };
-    assert_eq!(updated.unwrap(), GraphExecUpdate::InPlace);
+    assert_eq!(set(1, &launch), GraphExecUpdate::InPlace);
     assert_eq!(read(launch.args.len()), launch.args);
-    // SAFETY: the library runs no work.
-    let refused = unsafe {
-        driver.exec_set_kernel(
-            NativeGraphExec(1),
-            NativeNode(0xbad),
-            &launch,
-            NativePartition::NULL,
-        )
-    };
-    assert_eq!(refused.unwrap(), GraphExecUpdate::Refused);
+    // A cooperative kernel's arguments are a list, of the parameters that the driver reports.
+    let check = KernelCheck::new(|_| Ok(()));
+    let desc = KernelDesc::new("k", KernelSource::Registered("k".into()), &[], check);
+    let kernel = Pipeline::new(&desc.cooperative(), 1, 1);
+    assert_eq!(set(1, &Launch { attributes: Some(&kernel), ..launch }), GraphExecUpdate::InPlace);
+    assert_eq!(read(12), launch.args[..12]);
+    assert_eq!(set(0xbad, &launch), GraphExecUpdate::Refused);
     // Without arguments the launch describes no buffer.
     let none = Arguments::new(&[], &[]);
     // SAFETY: the library runs no work.

@@ -61,6 +61,7 @@ nothing! {
     cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuStreamDestroy_v2 cuStreamWaitEvent cuStreamWriteValue64_v2
     cuStreamWaitValue64_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
     cuMemsetD32Async cuEventDestroy_v2 cuEventRecord cuEventSynchronize cuModuleUnload cuFuncSetAttribute cuGraphDestroy
+    cuLaunchKernelEx cuOccupancyMaxActiveBlocksPerMultiprocessor cuGraphKernelNodeSetAttribute
     cuGraphUpload cuGraphExecMemsetNodeSetParams cuStreamBeginCapture_v2 cuCtxDestroy_v2
     cuCtxDisablePeerAccess cuCtxSynchronize cuCtxGetStreamPriorityRange cuMemGetInfo_v2
     cuStreamIsCapturing cuThreadExchangeStreamCaptureMode cuGraphGetNodes cuUserObjectRelease cuGraphRetainUserObject cuDeviceCanAccessPeer
@@ -322,7 +323,7 @@ unsafe fn keep(extra: *mut *mut c_void) -> c_int {
     0
 }
 
-/// Refuses a function whose parameters (`kernelParams`) are not null, as the driver does.
+/// Takes a buffer of arguments, or the list of a function's two parameters (`cuFuncGetParamInfo`).
 ///
 /// # Safety
 /// - `params` points to a `CUDA_KERNEL_NODE_PARAMS`.
@@ -334,7 +335,15 @@ unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(_exec: u64, node: u64, pa
     // The structure: function (1 word), seven sizes (4 words with their padding), `kernelParams`,
     // `extra`.
     // SAFETY: `params` points to such a structure (the contract of this function).
-    unsafe { keep(*params.add(6) as *mut *mut c_void) }
+    let (listed, extra) = unsafe { (*params.add(5) as *const *const u8, *params.add(6)) };
+    if listed.is_null() {
+        // SAFETY: as above.
+        return unsafe { keep(extra as *mut *mut c_void) };
+    }
+    // SAFETY: the list has a place for each parameter (the contract of this function).
+    let [first, second] = unsafe { [std::slice::from_raw_parts(*listed, 8), std::slice::from_raw_parts(*listed.add(1), 4)] };
+    state().arguments = [first, second].concat();
+    c_int::from(extra != 0)
 }
 
 /// Refuses a pitch smaller than a row, even for a single row, as the driver does.
