@@ -322,8 +322,9 @@ impl Drop for Copies {
 
 impl Copies {
     /// Looks which copies have ended. Returns the one that failed for the best reason: a copy that
-    /// was ended from outside says nothing, and others say that they lost it.
-    fn look(&mut self) -> Result<Option<(usize, ExitStatus)>, Failure> {
+    /// was ended from outside says nothing, and others say that they lost it. They also lose one
+    /// that failed by itself, which may be seen later. Of several with a reason it is the first.
+    fn look(&mut self, first: Option<usize>) -> Result<Option<(usize, ExitStatus)>, Failure> {
         for (rank, copy) in self.0.iter_mut().enumerate() {
             if copy.status.is_none() {
                 let status = copy.process.try_wait();
@@ -333,22 +334,23 @@ impl Copies {
         let failed = |(rank, copy): (usize, &Copy)| {
             copy.status.filter(|status| !status.success()).map(|status| (rank, status))
         };
+        let lost_another = |rank: usize| {
+            let said = self.0[rank].said.lock();
+            said.starts_with("rank ") && !said.starts_with(&format!("rank {rank}:"))
+        };
         let all = self.0.iter().enumerate().filter_map(failed);
-        Ok(all.min_by_key(|(_, status)| status.code().is_some()))
+        Ok(all.min_by_key(|&(rank, status)| {
+            (status.code().is_some(), lost_another(rank), Some(rank) != first)
+        }))
     }
 
     /// Waits until all have ended, or one has failed.
     fn wait(mut self) -> Result<(), Failure> {
         let mut first: Option<(usize, Instant)> = None;
         loop {
-            let failed = self.look()?;
-            if let Some((rank, status)) = failed {
-                let (first, since) = *first.get_or_insert((rank, Instant::now()));
+            if let Some((rank, status)) = self.look(first.map(|(rank, _)| rank))? {
+                let (_, since) = *first.get_or_insert((rank, Instant::now()));
                 if since.elapsed() > REASON || status.code().is_none() {
-                    let (rank, status) = match (status.code(), self.0[first].status) {
-                        (Some(_), Some(own)) => (first, own),
-                        _ => (rank, status),
-                    };
                     return Err(self.0[rank].failure(rank, status));
                 }
             } else if self.0.iter().all(|copy| copy.status.is_some()) {
@@ -537,6 +539,21 @@ mod tests {
             drop(over);
             copied.unwrap();
         });
+    }
+
+    #[test]
+    fn who_fails_by_itself_is_named_and_not_who_lost_it() {
+        let copy = |said: &str| {
+            let mut copy = Copy::start(Command::new("false").stderr(Stdio::piped()), 1).unwrap();
+            copy.process.wait().unwrap();
+            copy.said = Arc::new(Mutex::new(said.to_owned()));
+            copy
+        };
+        let mut copies =
+            Copies(["rank 1 is lost", "no GPU", "no room"].map(copy).into_iter().collect());
+        for (first, named) in [(0, 1), (1, 1), (2, 2)] {
+            assert_eq!(copies.look(Some(first)).unwrap().unwrap().0, named);
+        }
     }
 
     #[test]
