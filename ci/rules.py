@@ -45,7 +45,7 @@ SIZES = {
     "floors": 9,
     "lines of Rust in crates/*/src": 87_300,
     "lines of Rust": 257_200,
-    "public methods of leasehold": 251,
+    "public methods of leasehold": 249,
     "files of alloc with methods of Inner": 10,
     "lines of ARCHITECTURE.md": 180,
 }

@@ -217,8 +217,8 @@ pub struct KernelDesc<'a> {
     /// cluster, as a launch checks. Sources of other backends refuse clusters.
     /// Default: `[1, 1, 1]`.
     pub cluster: [u32; 3],
-    /// Whether all blocks of a launch run at the same time, so that they can wait for each other. A
-    /// launch checks that the device has room for all of them
+    /// All blocks of a launch run at the same time, so that they can wait for each other. A launch
+    /// checks that the device has room for all of them
     /// ([`Device::resident_blocks`](crate::Device::resident_blocks)). Such a kernel does not begin
     /// before the one in front of it is over. Sources of other backends than CUDA refuse the field.
     /// Default: `false`.
@@ -341,7 +341,7 @@ impl<'a> KernelDesc<'a> {
         self
     }
 
-    /// Whether launches have clusters, or are cooperative.
+    /// Returns whether launches have clusters, or are cooperative.
     #[must_use]
     pub fn has_attributes(&self) -> bool {
         self.cooperative || self.cluster != [1; 3]
@@ -485,9 +485,9 @@ pub struct Pipeline {
     pub params_at: u32,
     /// Blocks of a cluster in each dimension ([`KernelDesc::cluster`]).
     pub cluster: [u32; 3],
-    /// Whether all blocks of a launch run at the same time ([`KernelDesc::cooperative`]).
+    /// All blocks of a launch run at the same time ([`KernelDesc::cooperative`]).
     pub cooperative: bool,
-    /// Whether a CUDA function is given more than addresses and parameters: tensor maps, the word
+    /// A CUDA function is given more than addresses and parameters: tensor maps, the word
     /// of its early reads, or attributes of its launches.
     pub is_given_more: bool,
     /// A pipeline must not be moved out of its manager's pool.

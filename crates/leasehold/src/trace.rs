@@ -210,18 +210,6 @@ fn look_at_clock(recorder: &Recorder) -> Result<()> {
 pub struct TraceEvents(json::Page);
 
 impl TraceEvents {
-    /// The number of events.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.events()
-    }
-
-    /// Returns whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Writes the events as JSON, in Chrome's format of trace events. May be called again.
     ///
     /// # Errors
@@ -249,7 +237,7 @@ impl TraceEvents {
 
 impl fmt::Debug for TraceEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TraceEvents({}, {} dropped)", self.len(), self.0.dropped)
+        write!(f, "TraceEvents({}, {} dropped)", self.0.events(), self.0.dropped)
     }
 }
 

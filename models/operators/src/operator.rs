@@ -17,7 +17,7 @@ pub struct Operator {
     kernel: Resolved,
     parts: Vec<BufferPart>,
     params: Vec<u8>,
-    /// What a launch passes in their place: tensor maps go in front.
+    /// The bytes that a launch passes: tensor maps, and then the parameters.
     launched: Vec<u8>,
     grid: Grid,
     /// Products of a vendor's library in the kernel's place.
@@ -93,7 +93,7 @@ impl Operator {
         self
     }
 
-    /// Whether the kernel takes its operands by tensor maps.
+    /// Returns whether the kernel takes its operands by tensor maps.
     #[cfg(feature = "cuda")]
     pub(crate) fn has_maps(&self) -> bool {
         !self.kernel.mapped().is_empty()

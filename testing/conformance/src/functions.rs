@@ -124,7 +124,7 @@ unsafe fn cluster(args: &CpuArgs<'_>) {
     unsafe { args.slice_mut::<u32>(0, own, TestKernel::BLOCK as usize) }.fill(found);
 }
 
-/// As if all tiles had arrived: a device that runs tiles one by one is no place for the kernel.
+/// The kernel counts all tiles as there: a device that runs tiles one by one cannot wait for them.
 unsafe fn together(args: &CpuArgs<'_>) {
     let blocks = args.grid().iter().product();
     let own = number(args, args.tile()).1;

@@ -49,7 +49,7 @@ impl PipelineLoader for Functions {
     ) -> Result<(Pipeline, Self::Kept)> {
         let (major, minor) = self.core.properties().compute_capability;
         let device = self.core.properties();
-        // What the device lacks, and where it begins.
+        // The device lacks it, and the text says where it begins.
         let lacking = if !desc.maps.is_empty() && major < TENSOR_MAPS {
             Some("no tensor maps, which begin with compute capability 9.0")
         } else if desc.cluster != [1; 3] && !device.clusters {

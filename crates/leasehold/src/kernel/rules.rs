@@ -63,7 +63,8 @@ fn check_attributes(
     }
     if pipeline.cooperative {
         let product = |of: [u32; 3]| of.iter().fold(1, |n: u64, &b| n.saturating_mul(b.into()));
-        let (blocks, threads) = (product(grid), product(launch.block) as u32);
+        let (blocks, threads) = (product(grid), product(launch.block));
+        let threads = u32::try_from(threads).unwrap_or(u32::MAX);
         let most = device.resident_blocks(pipeline, threads, launch.shared)?;
         if blocks > most {
             return Err(Error::invalid(format!(

@@ -28,7 +28,7 @@ pub struct KernelCall {
     pub shared: u32,
     /// Blocks of a cluster in each direction.
     pub cluster: [u32; 3],
-    /// Whether all blocks run at the same time.
+    /// All blocks run at the same time.
     pub cooperative: bool,
     /// Memory, in the order that the kernel declares.
     pub bindings: Vec<Binding>,

@@ -67,7 +67,7 @@ impl<'a> Launch<'a> {
         self.cluster
     }
 
-    /// Whether all blocks run at the same time.
+    /// All blocks run at the same time.
     #[must_use]
     pub fn is_cooperative(&self) -> bool {
         self.cooperative

@@ -8,7 +8,7 @@ use leasehold_cuda::driver::codes::code;
 use leasehold_hal::{KernelCheck, KernelDesc, KernelSource, NodePatch, Op, OpList, Plan};
 use leasehold_sim::{KernelBody, KernelSpec};
 
-/// What a function was launched with: its grid, its cluster, and whether it is cooperative.
+/// The launches that a function saw: the grid, the cluster, and cooperative or not.
 type Seen = Arc<Mutex<Vec<([u32; 3], [u32; 3], bool)>>>;
 
 /// A function that notes its launches, and its description.
