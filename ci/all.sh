@@ -35,9 +35,9 @@ install_tools() {
 # is beside others in a line, behind `+`, runs while they do, in a target folder of its own.
 sections=(
     "tools"
-    "lint book messages apple ptx + asan loom"
-    "test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc"
-    "python + instructions"
+    "lint book messages apple ptx + loom"
+    "test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc + asan instructions"
+    "python"
 )
 script_of() {
     case $1 in

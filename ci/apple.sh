@@ -26,7 +26,6 @@ types() {
         echo "skipped: no standard library for $target"
         exit 0
     fi
-    export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/apple"
     cargo clippy --quiet --locked --target "$target" --package leasehold-mps -- -D warnings
     cargo clippy --quiet --locked --target "$target" --package leasehold-mps --package leasehold-sim --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --target "$target" --package leasehold-mps --no-deps

@@ -2,7 +2,7 @@
 # Run before a release, and nightly in the workflow: the long forms of what `ci/all.sh` checks in
 # short, and what it does not check. Some hours on two cores. All parts run even when one fails.
 #
-#   loom         every bound of the models; short: the allocator's with two preemptions
+#   loom         every bound of the models; short: those of alloc and cpu with two preemptions
 #   asan         AddressSanitizer over every crate; short: core, alloc and memory, without long
 #                recorded programs
 #   fuzz-memory, fuzz-alloc   a hundred million calls, steps; short: one, two million
