@@ -701,11 +701,6 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize, head_dim: usize) ->
         let inside = inner.optional_dim(ORIGINAL, MAX_POSITIONS)?;
         Ok(outside.or(inside).unwrap_or(max_position_embeddings))
     };
-    // The factor that the positions imply if none is given.
-    let implied = |original| -> Result<f64> {
-        let implied = max_position_embeddings as f64 / original as f64;
-        Ok(inner.optional_positive("factor")?.unwrap_or(implied))
-    };
     let scaling = match kind {
         "default" => RopeScaling::None,
         "linear" => {
@@ -736,50 +731,57 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize, head_dim: usize) ->
             }
             RopeScaling::Dynamic { factor, trained: max_position_embeddings }
         }
-        "yarn" => {
-            let original = original()?;
-            let factor = implied(original)?;
-            let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
-            let m = |key| -> Result<_> { Ok(inner.optional_number(key)?.filter(|&m| m != 0.0)) };
-            let attention_factor = match (
-                inner.optional_positive("attention_factor")?,
-                m("mscale")?,
-                m("mscale_all_dim")?,
-            ) {
-                (Some(given), _, _) => given,
-                (None, Some(one), Some(all)) => scale(one) / scale(all),
-                _ => scale(1.0),
-            };
-            RopeScaling::Yarn {
-                factor,
-                attention_factor,
-                beta_fast: inner.optional_positive("beta_fast")?.unwrap_or(32.0),
-                beta_slow: inner.optional_positive("beta_slow")?.unwrap_or(1.0),
-                truncate: inner.get("truncate").is_none() || inner.flag("truncate")?,
-                original_max_position_embeddings: original,
-            }
-        }
-        "longrope" => {
-            let original = original()?;
-            let factor = implied(original)?;
-            let usual = if factor <= 1.0 {
-                1.0
-            } else {
-                (1.0 + factor.ln() / (original as f64).ln()).sqrt()
-            };
-            RopeScaling::LongRope {
-                short_factor: inner.positives("short_factor", head_dim / 2)?,
-                long_factor: inner.positives("long_factor", head_dim / 2)?,
-                attention_factor: inner.optional_positive("attention_factor")?.unwrap_or(usual),
-                original_max_position_embeddings: original,
-            }
-        }
+        "yarn" => yarn(&inner, original()?, max_position_embeddings)?,
+        "longrope" => longrope(&inner, original()?, max_position_embeddings, head_dim)?,
         other => {
             let known = "default, linear, dynamic, yarn, longrope or llama3";
             return Err(inner.unsupported(key, other, known));
         }
     };
     Ok(Rope { theta, scaling })
+}
+
+/// The factor of the settings. Without one it is what the positions imply.
+fn implied(inner: &Fields<'_>, original: usize, positions: usize) -> Result<f64> {
+    let implied = positions as f64 / original as f64;
+    Ok(inner.optional_positive("factor")?.unwrap_or(implied))
+}
+
+fn yarn(inner: &Fields<'_>, original: usize, positions: usize) -> Result<RopeScaling> {
+    let factor = implied(inner, original, positions)?;
+    let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let m = |key| -> Result<_> { Ok(inner.optional_number(key)?.filter(|&m| m != 0.0)) };
+    let attention_factor =
+        match (inner.optional_positive("attention_factor")?, m("mscale")?, m("mscale_all_dim")?) {
+            (Some(given), _, _) => given,
+            (None, Some(one), Some(all)) => scale(one) / scale(all),
+            _ => scale(1.0),
+        };
+    Ok(RopeScaling::Yarn {
+        factor,
+        attention_factor,
+        beta_fast: inner.optional_positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: inner.optional_positive("beta_slow")?.unwrap_or(1.0),
+        truncate: inner.get("truncate").is_none() || inner.flag("truncate")?,
+        original_max_position_embeddings: original,
+    })
+}
+
+fn longrope(
+    inner: &Fields<'_>,
+    original: usize,
+    positions: usize,
+    head_dim: usize,
+) -> Result<RopeScaling> {
+    let factor = implied(inner, original, positions)?;
+    let usual =
+        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+    Ok(RopeScaling::LongRope {
+        short_factor: inner.positives("short_factor", head_dim / 2)?,
+        long_factor: inner.positives("long_factor", head_dim / 2)?,
+        attention_factor: inner.optional_positive("attention_factor")?.unwrap_or(usual),
+        original_max_position_embeddings: original,
+    })
 }
 
 #[cfg(test)]

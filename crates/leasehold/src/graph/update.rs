@@ -129,34 +129,7 @@ impl Graph {
         check_all_present(state.outside.iter().map(|o| &*o.lease).chain(new))?;
         let mut recorded = state.recorded.clone();
         let mut changed = vec![false; recorded.len()];
-        let mut swaps: Vec<Option<&Lease<Buffer>>> = vec![None; state.outside.len()];
-        for (old, new) in &update.buffers {
-            let Some(at) = state.outside.iter().position(|o| o.lease.same(old)) else {
-                return Err(Error::invalid(
-                    "the graph does not use the buffer that is to be replaced; name one that was recorded and is not a temporary",
-                ));
-            };
-            inner.runtime.check_stand_in(old, new)?;
-            // (What users only read may be a growing buffer's limit.)
-            let limit = old.is_read_only() && !old.is_imported();
-            if old.is_growing() || new.is_growing() || limit {
-                return Err(Error::Unsupported(
-                    "a growing buffer or its limit cannot be replaced in a graph, or replace another buffer; grow it, since its address stays, or record the graph anew".into(),
-                ));
-            }
-            if state.outside[at].writes {
-                check_writable(&new.write())?;
-            }
-            inner.runtime.refuse_symbolic(&[new.read()])?;
-            if new.len() < old.len() {
-                return Err(Error::invalid(format!(
-                    "a buffer of {} bytes cannot stand in for one of {}; give one that is as large at least",
-                    new.len(),
-                    old.len()
-                )));
-            }
-            swaps[at] = Some(new);
-        }
+        let swaps = inner.stand_ins(&state.outside, update)?;
         let ranges: Vec<_> = std::iter::zip(&state.outside, &swaps)
             .filter_map(|(o, new)| {
                 new.map(|new| (o.lease.addr(), o.lease.len(), new.addr(), new.native()))
@@ -165,28 +138,7 @@ impl Graph {
         if !ranges.is_empty() {
             recorded = moved(recorded, &ranges, &mut changed);
         }
-        let limits = &inner.runtime.limits;
-        for (node, params, grid) in &update.nodes {
-            if let Some(grid) = grid
-                && (0..3).any(|i| grid[i] > limits.grid[i])
-            {
-                return Err(Error::invalid(format!(
-                    "grid {grid:?} of node {}; the limit is {:?}: launch fewer blocks",
-                    node.0, limits.grid
-                )));
-            }
-            if let Some(Op::Conditional(inside)) = recorded.get(node.0 as usize) {
-                return Err(Error::Unsupported(
-                    format!(
-                        "node {} is a {inside}: its launches cannot be changed; let them read a buffer, or record the graph anew",
-                        node.0
-                    )
-                    .into(),
-                ));
-            }
-            recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
-            changed[node.0 as usize] = true;
-        }
+        inner.change_nodes(&mut recorded, &update.nodes, &mut changed)?;
         inner.check_launches(&recorded, &changed)?;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant, &inner.partitions);
@@ -248,6 +200,75 @@ impl Graph {
 }
 
 impl Inner {
+    /// The buffer that takes the place of each that a graph uses from outside, checked against it.
+    fn stand_ins<'u>(
+        &self,
+        outside: &[Outside],
+        update: &GraphUpdate<'u>,
+    ) -> Result<Vec<Option<&'u Lease<Buffer>>>> {
+        let mut swaps: Vec<Option<&Lease<Buffer>>> = vec![None; outside.len()];
+        for (old, new) in &update.buffers {
+            let Some(at) = outside.iter().position(|o| o.lease.same(old)) else {
+                return Err(Error::invalid(
+                    "the graph does not use the buffer that is to be replaced; name one that was recorded and is not a temporary",
+                ));
+            };
+            self.runtime.check_stand_in(old, new)?;
+            // (What users only read may be a growing buffer's limit.)
+            let limit = old.is_read_only() && !old.is_imported();
+            if old.is_growing() || new.is_growing() || limit {
+                return Err(Error::Unsupported(
+                    "a growing buffer or its limit cannot be replaced in a graph, or replace another buffer; grow it, since its address stays, or record the graph anew".into(),
+                ));
+            }
+            if outside[at].writes {
+                check_writable(&new.write())?;
+            }
+            self.runtime.refuse_symbolic(&[new.read()])?;
+            if new.len() < old.len() {
+                return Err(Error::invalid(format!(
+                    "a buffer of {} bytes cannot stand in for one of {}; give one that is as large at least",
+                    new.len(),
+                    old.len()
+                )));
+            }
+            swaps[at] = Some(new);
+        }
+        Ok(swaps)
+    }
+
+    /// Gives nodes the parameters and grids of an update.
+    fn change_nodes(
+        &self,
+        recorded: &mut OpList,
+        nodes: &[NodeChange],
+        changed: &mut [bool],
+    ) -> Result<()> {
+        let limits = &self.runtime.limits;
+        for (node, params, grid) in nodes {
+            if let Some(grid) = grid
+                && (0..3).any(|i| grid[i] > limits.grid[i])
+            {
+                return Err(Error::invalid(format!(
+                    "grid {grid:?} of node {}; the limit is {:?}: launch fewer blocks",
+                    node.0, limits.grid
+                )));
+            }
+            if let Some(Op::Conditional(inside)) = recorded.get(node.0 as usize) {
+                return Err(Error::Unsupported(
+                    format!(
+                        "node {} is a {inside}: its launches cannot be changed; let them read a buffer, or record the graph anew",
+                        node.0
+                    )
+                    .into(),
+                ));
+            }
+            recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
+            changed[node.0 as usize] = true;
+        }
+        Ok(())
+    }
+
     /// Asks the kernels about the launches that an update changed, as they are now.
     fn check_launches(&self, recorded: &OpList, changed: &[bool]) -> Result<()> {
         for ruled in self.rules.iter().filter(|ruled| changed[ruled.node as usize]) {

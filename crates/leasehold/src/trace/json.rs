@@ -171,56 +171,8 @@ impl Page {
     fn event(&self, to: &mut dyn Write, at: u64, event: Event<'_>) -> io::Result<()> {
         let ts = Micros(at);
         match event {
-            Event::Operation { lane, index, gap } => {
-                let lane_number = lane + 1;
-                let lane = &self.lanes[lane];
-                let operation = &lane.operations[index];
-                let submission = &lane.submissions[operation.submission];
-                let took =
-                    if let Time::Known(begun, ended) = operation.time { ended - begun } else { 0 };
-                let mut args = Args::default();
-                args.put("value", submission.value.unwrap_or(0));
-                if let Some(gap) = gap {
-                    args.put("gap_before_us", Micros(gap));
-                }
-                args.of_operation(operation);
-                args.scope(submission.scope.as_ref());
-                let (name, category) = (Text(&operation.name), category(operation.kind));
-                write!(
-                    to,
-                    "{{\"ph\":\"X\",\"pid\":{DEVICE},\"tid\":{lane_number},\"name\":{name},\"cat\":\"{category}\",\"ts\":{ts},\"dur\":{},\"args\":{args}}}",
-                    Micros(took)
-                )
-            }
-            Event::Submission { lane, index } => {
-                let Lane { name, submissions, operations } = &self.lanes[lane];
-                let submission = &submissions[index];
-                let first = operations.partition_point(|o| o.submission < index);
-                let own = operations[first..].iter().take_while(|o| o.submission == index).count();
-                let called = match own {
-                    0 => "order".to_owned(),
-                    1 => operations[first].name.clone(),
-                    n => format!("{} and {} more", operations[first].name, n - 1),
-                };
-                let mut args = Args::default();
-                args.put("stream", Text(name));
-                if let Some(value) = submission.value {
-                    args.put("value", value);
-                }
-                if !submission.waits.is_empty() {
-                    let waits = submission.waits.iter().map(|point| format!("{point:?}"));
-                    args.put("waits_for", List(waits.collect()));
-                }
-                args.scope(submission.scope.as_ref());
-                args.error(submission.error.as_ref());
-                write!(
-                    to,
-                    "{{\"ph\":\"X\",\"pid\":{HOST},\"tid\":{},\"name\":{},\"cat\":\"submission\",\"ts\":{ts},\"dur\":{},\"args\":{args}}}",
-                    submission.thread,
-                    Text(&called),
-                    Micros(submission.ended - submission.begun)
-                )
-            }
+            Event::Operation { lane, index, gap } => self.operation(to, ts, lane, index, gap),
+            Event::Submission { lane, index } => self.submission(to, ts, lane, index),
             Event::ArrowBegin { number, thread } => {
                 write!(
                     to,
@@ -275,6 +227,70 @@ impl Page {
                 )
             }
         }
+    }
+
+    fn operation(
+        &self,
+        to: &mut dyn Write,
+        ts: Micros,
+        lane: usize,
+        index: usize,
+        gap: Option<u64>,
+    ) -> io::Result<()> {
+        let lane_number = lane + 1;
+        let lane = &self.lanes[lane];
+        let operation = &lane.operations[index];
+        let submission = &lane.submissions[operation.submission];
+        let took = if let Time::Known(begun, ended) = operation.time { ended - begun } else { 0 };
+        let mut args = Args::default();
+        args.put("value", submission.value.unwrap_or(0));
+        if let Some(gap) = gap {
+            args.put("gap_before_us", Micros(gap));
+        }
+        args.of_operation(operation);
+        args.scope(submission.scope.as_ref());
+        let (name, category) = (Text(&operation.name), category(operation.kind));
+        write!(
+            to,
+            "{{\"ph\":\"X\",\"pid\":{DEVICE},\"tid\":{lane_number},\"name\":{name},\"cat\":\"{category}\",\"ts\":{ts},\"dur\":{},\"args\":{args}}}",
+            Micros(took)
+        )
+    }
+
+    fn submission(
+        &self,
+        to: &mut dyn Write,
+        ts: Micros,
+        lane: usize,
+        index: usize,
+    ) -> io::Result<()> {
+        let Lane { name, submissions, operations } = &self.lanes[lane];
+        let submission = &submissions[index];
+        let first = operations.partition_point(|o| o.submission < index);
+        let own = operations[first..].iter().take_while(|o| o.submission == index).count();
+        let called = match own {
+            0 => "order".to_owned(),
+            1 => operations[first].name.clone(),
+            n => format!("{} and {} more", operations[first].name, n - 1),
+        };
+        let mut args = Args::default();
+        args.put("stream", Text(name));
+        if let Some(value) = submission.value {
+            args.put("value", value);
+        }
+        if !submission.waits.is_empty() {
+            let waits = submission.waits.iter().map(|point| format!("{point:?}"));
+            args.put("waits_for", List(waits.collect()));
+        }
+        args.scope(submission.scope.as_ref());
+        args.error(submission.error.as_ref());
+        write!(
+            to,
+            "{{\"ph\":\"X\",\"pid\":{HOST},\"tid\":{},\"name\":{},\"cat\":\"submission\",\"ts\":{ts},\"dur\":{},\"args\":{args}}}",
+            submission.thread,
+            Text(&called),
+            Micros(submission.ended - submission.begun)
+        )
     }
 }
 

@@ -155,6 +155,10 @@ pub(super) fn run(a: &DecodeArguments, devices: &dyn Devices) -> Result<(), Fail
     if a.on.json() {
         return print_json(&report);
     }
+    print_table(&report)
+}
+
+fn print_table(report: &Report) -> Result<(), Failure> {
     let mut table = Table::default();
     table.head(["", "prefill", "decode", "token p50", "token p99"]);
     for (name, m) in [("eager", &report.eager), ("graph", &report.graph)] {

@@ -685,16 +685,7 @@ fn run_here(job: &Job<'_>, plan: Plan, devices: &dyn Devices) -> Result<(), Fail
         timeline::write(&outputs, &model, &job.prompt).map_err(|e| e.at(&files.name))?;
     }
 
-    let agree = match &runs[..] {
-        [(_, a), (_, b)] => Some(
-            a.ids == b.ids
-                && a.last_logits
-                    .iter()
-                    .map(|x| x.to_bits())
-                    .eq(b.last_logits.iter().map(|x| x.to_bits())),
-        ),
-        _ => None,
-    };
+    let agree = modes_agree(&runs);
     let allocator = runtime.allocator().clone();
     memory::write(&outputs, &allocator, &device.to_string())?;
     let stats = runtime.allocator().stats();
@@ -754,6 +745,15 @@ fn run_here(job: &Job<'_>, plan: Plan, devices: &dyn Devices) -> Result<(), Fail
     system.check()?;
     drop(system);
     arguments.memory.verdict(&allocator)
+}
+
+/// Whether both modes gave the same tokens, and the same logits to the bit. `None` for one mode.
+fn modes_agree(runs: &[(leasehold_llama::Mode, Generation)]) -> Option<bool> {
+    let bits = |g: &Generation| g.last_logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    match runs {
+        [(_, a), (_, b)] => Some(a.ids == b.ids && bits(a) == bits(b)),
+        _ => None,
+    }
 }
 
 fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
