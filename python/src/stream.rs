@@ -104,7 +104,7 @@ impl StreamObject {
         device.use_streams()?;
         let stream = device.runtime.create_stream_with(&StreamDesc::priority(priority))?;
         if let Some(name) = name {
-            stream.set_name(name);
+            device.name_stream(&stream, name)?;
         }
         let runtime = Own::new(stream.runtime());
         Ok(Self { device: device.clone(), runtime, recording: None })
@@ -238,8 +238,7 @@ impl StreamObject {
     #[setter]
     fn set_name(&self, name: &Bound<'_, PyAny>) -> PyResult<()> {
         let name: String = arguments::value(name, "a name is a text")?;
-        self.stream().map_err(raise)?.set_name(name);
-        Ok(())
+        self.device.name_stream(self.stream().map_err(raise)?, name).map_err(raise)
     }
 
     /// The handle of the driver's stream (`CUstream`); 0 where there is none.
