@@ -485,7 +485,9 @@ pub(crate) fn reports(py: Python<'_>) -> Vec<(bool, String)> {
         };
         let pools: Vec<_> = devices.into_iter().flat_map(of).collect();
         let described = |report: &Report| {
-            let holds = |pool: &&Arc<Pool>| pool.allocator.holding(report.addr, report.bytes.min(1), 0).is_some();
+            let holds = |pool: &&Arc<Pool>| {
+                pool.allocator.holding(report.addr, report.bytes.min(1), 0).is_some()
+            };
             let memory = pools.iter().find(holds).map(|pool| &pool.allocator);
             (report.kind != ReportKind::NeverWritten, leasehold_capi_sim::describe(report, memory))
         };

@@ -21,9 +21,9 @@ use leasehold_cuda::driver::ops::{
     NativeFill, NativeStream, StreamOps,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_sim::{FaultPlan, MachineConfig};
 use leasehold_sim::collective::SimCollectives;
 use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
+use leasehold_sim::{FaultPlan, MachineConfig};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 pub use leasehold_sim::{Report, ReportKind};
@@ -107,9 +107,9 @@ fn hint(seed: u64) -> String {
 #[must_use]
 pub fn take_reports() -> Vec<Report> {
     // No device was opened if there is no driver yet.
-    ONE.get().and_then(|made| made.as_ref().ok()).map_or_else(Vec::new, |simulation| {
-        simulation.driver.machine().take_reports()
-    })
+    ONE.get()
+        .and_then(|made| made.as_ref().ok())
+        .map_or_else(Vec::new, |simulation| simulation.driver.machine().take_reports())
 }
 
 /// Names a stream of a simulated device, by its handle, in faults and reports.

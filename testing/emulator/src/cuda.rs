@@ -166,7 +166,8 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
              emulator::Of<{name}>::params}};"
         );
         let each = named.iter().map(|name| format!("\"{name}\", ")).collect::<String>();
-        let _ = writeln!(params, "static const char* const emulated_params_{count}[] = {{{each}0}};");
+        let _ =
+            writeln!(params, "static const char* const emulated_params_{count}[] = {{{each}0}};");
         count += 1;
     }
     if count == 0 {

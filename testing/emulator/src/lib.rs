@@ -88,6 +88,7 @@ mod compile;
 mod cuda;
 mod elf;
 mod failure;
+mod families;
 mod kernel;
 mod library;
 mod metal;

@@ -267,7 +267,15 @@ mod tests {
             .with(FaultRule::on("a", When::At(0), FaultAction::Unordered));
         assert_eq!(plan, want);
         assert_eq!("".parse::<FaultPlan>().unwrap(), FaultPlan::none());
-        for wrong in ["cuMemCreate", "=device-lost", "a@x=device-lost", "a@-1=device-lost", "a@101%=device-lost", "a=broken", "a=error:x"] {
+        for wrong in [
+            "cuMemCreate",
+            "=device-lost",
+            "a@x=device-lost",
+            "a@-1=device-lost",
+            "a@101%=device-lost",
+            "a=broken",
+            "a=error:x",
+        ] {
             let why = wrong.parse::<FaultPlan>().unwrap_err().to_string();
             assert!(why.contains(&format!("{wrong:?} is no fault")), "{why}");
         }

@@ -228,7 +228,8 @@ impl MachineState {
             }
             // A kernel that appends to memory that grows knows what it has written.
             let appends = call.limits_of(i).is_some() || call.kernel.spec.writes_first;
-            let unwritten = if appends && b.access.writes() { Unwritten::Never } else { Unwritten::All };
+            let unwritten =
+                if appends && b.access.writes() { Unwritten::Never } else { Unwritten::All };
             self.note_access(place, parts, b.access, unwritten);
         }
         let bytes: u64 = all.iter().flat_map(|r| &r.windows).map(|(_, len)| len).sum();
