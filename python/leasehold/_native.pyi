@@ -96,6 +96,7 @@ class Allocator:
         budget: _Budget = None,
         trace_events: int = 0,
         name: str = "memory",
+        stream: Stream | None = None,
     ) -> Self: ...
     @property
     def device(self) -> Device: ...

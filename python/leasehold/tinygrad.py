@@ -333,9 +333,9 @@ class LeaseholdDevice(Compiled):
     def __init__(self, device: str) -> None:
         _, _, ordinal = device.partition(":")
         self.leasehold = leasehold.Device(_name(int(ordinal or 0)))
-        # What an eager run leaves free is moved to where a captured program needs it.
-        self.memory = leasehold.Allocator(self.leasehold, policy="compact")
         self.stream = leasehold.Stream(self.leasehold, name=device)
+        # Memory that is freed is the stream's again at once, as tinygrad's own allocator has it.
+        self.memory = leasehold.Allocator(self.leasehold, stream=self.stream)
         self.options = _headers()
         capability = self.leasehold.compute_capability
         if capability is None:

@@ -286,7 +286,7 @@ impl State {
         if let Some(main) = self.main.get() {
             return Ok(main.clone());
         }
-        let made = Pool::new(self, "memory", Policy::default(), u64::MAX, 0)?;
+        let made = Pool::new(self, "memory", Policy::default(), u64::MAX, 0, None)?;
         // If another thread was faster, its allocator stays.
         Ok(self.main.get_or_init(|| made).clone())
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -301,6 +302,25 @@ device.synchronize()
 """
         said = run("-c", program.replace("(x.view", "(device.zeros(4, 'float32').view"), LEASEHOLD_SEED="4")
         self.assertRegex(said.stderr, r"work.*k:2: illegal address: .* binding 1, .*; binding 1 is values; LEASEHOLD_SEED=4 gives")
+
+    def test_a_compiler_that_hardens_and_output_of_a_kernel(self) -> None:
+        program = """
+import leasehold
+device = leasehold.Device("sim-cuda:0")
+x = device.zeros(64, "int32")
+source = 'extern "C" __global__ void k(int* x) { x[threadIdx.x] += 1; __syncthreads(); if (threadIdx.x == 3) printf("%d of %s;", x[5], "k"); }'
+stream = leasehold.Stream(device)
+stream.launch(leasehold.Kernel("k", ["read_write"], cuda=source, trusted=True), (x,), grid=1, block=64)
+stream.synchronize()
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            # As that of Ubuntu does.
+            compiler = os.path.join(folder, "g++")
+            with open(compiler, "w") as file:
+                file.write(f'#!/bin/sh\nexec {shutil.which("g++")} -D_FORTIFY_SOURCE=2 "$@"\n')
+            os.chmod(compiler, 0o755)
+            said = run("-c", program, PATH=f"{folder}:{os.environ['PATH']}", LEASEHOLD_CACHE_DIR="")
+        self.assertEqual((said.returncode, said.stdout), (0, "1 of k;"), said.stderr)
 
     def test_a_wrong_seed_is_refused(self) -> None:
         for wrong in ("", "-1", "one", str(1 << 64)):
