@@ -3,10 +3,11 @@
 //! environment says, and functions `leasehold_sim_*` that make streams
 //! and give them work. The header `leasehold.h` declares them with `LEASEHOLD_SIM`.
 //!
+//! `LEASEHOLD_SEED` picks the order of what nothing orders: of commands, and of a kernel's blocks
+//! and threads, which odd seeds run forwards and even ones backwards. `LEASEHOLD_FAULTS` names
+//! calls of the driver that fail ([`FaultPlan`]).
+//!
 //! The driver is one per process. Its race detector finds work that uses memory too early.
-//! `LEASEHOLD_SEED` picks the order of what nothing orders: of commands, and of a kernel's blocks and
-//! threads, which odd seeds run forwards and even ones backwards. `LEASEHOLD_FAULTS` names calls of
-//! the driver that fail ([`FaultPlan`]).
 //!
 //! The libraries have names of their own, `libleasehold_capi_sim`. They have all functions of the
 //! C ABI. In Rust, [`context`] makes the devices known.

@@ -223,8 +223,8 @@ fn joined(words: &[Token<'_>]) -> String {
     text
 }
 
-/// A kernel that exists: its name, the expressions of its bound and of its cluster, the names of its
-/// parameters, and the end of its definition.
+/// A kernel that exists: its name, the expressions of its bound and of its cluster, the names of
+/// its parameters, and the end of its definition.
 struct Found {
     name: String,
     threads: String,

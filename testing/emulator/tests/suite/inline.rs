@@ -106,7 +106,7 @@ fn instructions_give_what_a_device_gives() {
             .unwrap();
         for (i, x) in x.into_iter().enumerate() {
             let i = (i as u32 + 4) % 256;
-            let absent = i / 4 % 2 == 0 && i % 4 >= 2;
+            let absent = (i / 4).is_multiple_of(2) && i % 4 >= 2;
             assert_eq!(x, if absent { 0 } else { i + 1 });
         }
 
