@@ -72,7 +72,8 @@ impl Pool {
         };
         let allocator = Allocator::new(backing, config)?;
         let (device, name) = (device.clone(), name.to_owned());
-        let pool = Arc::new(Self { device, allocator, name, policy, runtime: runtime.map(Own::new) });
+        let pool =
+            Arc::new(Self { device, allocator, name, policy, runtime: runtime.map(Own::new) });
         pool.device.note(&pool);
         Ok(pool)
     }
