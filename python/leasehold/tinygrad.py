@@ -229,7 +229,7 @@ class LeaseholdGraph(GraphRunner):
         self.nodes: list[int] = []
         # What the graph was recorded or updated with last.
         self.numbers: dict[int, tuple[int, ...]] = {}
-        self.shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.inputs: dict[int, leasehold.Buffer] = {}
         replaced = [(j, p, slot) for j, places in enumerate(self.uop_replace) for p, slot in places]
         self.slots = {slot: self.calls[j][0] for j, _, slot in replaced}
@@ -307,7 +307,7 @@ class LeaseholdGraph(GraphRunner):
         self,
         graph: leasehold.Graph,
         numbers: dict[int, tuple[int, ...]],
-        shapes: dict[int, tuple[tuple[int, ...], ...]],
+        shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]],
         allocations: dict[int, leasehold.Buffer],
     ) -> None:
         new_numbers = {self.nodes[j]: new for j, new in numbers.items() if new != self.numbers[j]}
