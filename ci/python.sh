@@ -12,10 +12,12 @@
 #                                   promised and the newest, built, imported and run over simulated
 #                                   devices; a version takes 3 to 6 GB of disk
 #   ci/python.sh tinygrad [VERSION] the device of tinygrad: its tests, and tinygrad's own test of
-#                                   everything in small, over simulated devices
+#                                   everything in small, over simulated devices, under five seeds
 #   ci/python.sh wheel [FOLDER]     the wheel for release, into target/wheels: manylinux 2.17, for
 #                                   this machine's kind and CPython 3.9 and newer, by zig's linker,
 #                                   and its symbols
+#   ci/python.sh wheel-sim [FOLDER] the same of the distribution with simulated devices,
+#                                   leasehold-runtime-sim
 set -eu
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -23,9 +25,19 @@ export CARGO_TARGET_DIR="$target" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 work="$target/python"
 here=$PWD
 mkdir -p "$work"
+# The version of tinygrad whose tests run.
+TINYGRAD=0.14.0
 
 # Later versions of mypy know no Python 3.9.
 tools() { ci/venv.sh python 'maturin>=1.9,<2' wheel 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]'; }
+
+# Names the distribution of an unpacked wheel with simulated devices. All else is as in the other
+# one: its name and the feature `sim` are the difference.
+name_simulated() { # FOLDER
+    info=$(echo "$1"/leasehold_runtime-*.dist-info)
+    sed -i 's/^Name: leasehold-runtime$/Name: leasehold-runtime-sim/; s/^Summary: .*/&, with simulated CUDA devices/' "$info/METADATA"
+    mv "$info" "$(echo "$info" | sed 's/leasehold_runtime-/leasehold_runtime_sim-/')"
+}
 
 # Makes a wheel with simulated devices, and prints its path. Maturin would compile all crates anew,
 # since a package alone has other features than the workspace. So the module is a library more of
@@ -39,6 +51,7 @@ wheel() {
     cp -RL python/leasehold "$work/packed/leasehold"
     find "$work/packed" -name __pycache__ -prune -exec rm -r {} +
     strip -o "$work/packed/leasehold/_native.abi3.so" "$target/debug/lib_native.so"
+    name_simulated "$work/packed"
     "$tools/python" -m wheel pack --dest-dir "$work/wheel" "$work/packed" >&2
     ls "$work/wheel"/*.whl
 }
@@ -94,6 +107,7 @@ check() {
 
     # Without NumPy, with nothing but the wheel.
     environment bare python3 --no-deps "$wheel"
+    "$work/bare/bin/pip" show leasehold-runtime-sim >/dev/null
     "$work/bare/bin/python" "$here/python/tests/typing/usage.py"
     tests bare "$here/python/tests/core"
     echo "without NumPy: ok"
@@ -139,6 +153,10 @@ check() {
     tests full "$here/python/tests/model"
     # tinygrad is not there: the import says so.
     tests full "$here/python/tests/tinygrad"
+    if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        environment tiny python3 "$wheel" "tinygrad==$TINYGRAD"
+        tiny tiny "$TINYGRAD" 1
+    fi
     "$work/full/bin/python" examples/python/saxpy.py sim-cuda:0
     # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to
     # load the module with: there it uses the C ABI's library with simulated devices.
@@ -175,32 +193,48 @@ torch() {
     done
 }
 
-# tinygrad's tests come with its sources. Some of its arrays have no device and need clang.
+# tinygrad's own test of everything in small, which comes with its sources, under seeds. Some of its
+# arrays have no device and need clang. It needs Python 3.11.
+tiny() { # ENVIRONMENT VERSION SEED…
+    python=$work/$1/bin/python version=$2
+    shift 2
+    if ! command -v "${CC:-clang}" >/dev/null; then
+        [ -z "${LEASEHOLD_REQUIRE_TOOLS:-}" ] || { echo "tinygrad's own tests need clang" >&2; exit 1; }
+        echo "tinygrad's own tests: skipped, there is no clang"
+        return
+    fi
+    sources=$work/tinygrad-$version
+    rm -rf "$sources"
+    "$python" -m pip download --no-deps --no-binary tinygrad --dest "$sources" "tinygrad==$version"
+    tar -xzf "$sources/tinygrad-$version.tar.gz" -C "$sources"
+    for seed in "$@"; do
+        (cd "$work" && DEV=LEASEHOLD LEASEHOLD_DEVICE=sim-cuda:0 LEASEHOLD_SEED=$seed CACHELEVEL=0 "$python" \
+            -m leasehold.tinygrad "$sources/tinygrad-$version/test/test_tiny.py" 2>"$work/tiny.log") || { cat "$work/tiny.log" >&2; exit 1; }
+    done
+    echo "tinygrad's own tests: $(tail -n 1 "$work/tiny.log")"
+}
+
 tinygrad() {
-    version=${1:-0.14.0}
+    version=${1:-$TINYGRAD}
     wheel=$(wheel)
     environment tinygrad python3 "$wheel" "tinygrad==$version"
-    sources=$work/tinygrad/sources
-    "$environment/bin/pip" download --no-deps --no-binary tinygrad --dest "$sources" "tinygrad==$version"
-    tar -xzf "$sources/tinygrad-$version.tar.gz" -C "$sources"
     log=$work/tinygrad.log
     if ! tests tinygrad "$here/python/tests/tinygrad" >"$log" 2>&1 || grep -q skipped "$log"; then
         cat "$log" >&2
         exit 1
     fi
     tail -n 3 "$log" | head -n 1
-    if ! command -v "${CC:-clang}" >/dev/null; then
-        [ -z "${LEASEHOLD_REQUIRE_TOOLS:-}" ] || { echo "tinygrad's own tests need clang" >&2; exit 1; }
-        echo "tinygrad's own tests: skipped, there is no clang"
-        return
-    fi
-    (cd "$work" && DEV=LEASEHOLD LEASEHOLD_DEVICE=sim-cuda:0 CACHELEVEL=0 "$environment/bin/python" \
-        -m leasehold.tinygrad "$sources/tinygrad-$version/test/test_tiny.py")
+    tiny tinygrad "$version" 1 2 3 4 5
 }
 
-release() {
+release() { # [sim] [FOLDER]
+    distribution=leasehold_runtime features=
+    if [ "${1:-}" = sim ]; then
+        distribution=leasehold_runtime_sim features=--features=sim
+        shift
+    fi
     out=$(realpath -m "${1:-$target/wheels}")
-    tools=$(ci/venv.sh wheel 'maturin>=1.9,<2' ziglang)
+    tools=$(ci/venv.sh wheel 'maturin>=1.9,<2' ziglang wheel)
     triple=$(uname -m)-unknown-linux-gnu
     # The variable that cargo reads, in which maturin puts zig.
     linker=CARGO_TARGET_$(echo "$triple" | tr a-z- A-Z_)_LINKER
@@ -219,14 +253,21 @@ exec "\$$linker" "\$@"
 END
     chmod +x "$tools/zig-cc"
     mkdir -p "$out"
-    rm -f "$out"/leasehold_runtime-*.whl
-    # The compatibility is checked by maturin too, which refuses newer symbols.
-    (cd python && PATH="$tools:$PATH" RUSTFLAGS="-C linker=$tools/zig-cc" "$tools/maturin" build --profile dist --locked --zig --target "$triple" \
-        --compatibility manylinux2014 --out "$out")
-    wheel=$(ls "$out"/leasehold_runtime-*.whl)
-
+    rm -f "$out/$distribution"-*.whl
     unpacked=$(mktemp -d)
     trap 'rm -rf "$unpacked"' EXIT
+    # The compatibility is checked by maturin too, which refuses newer symbols.
+    (cd python && PATH="$tools:$PATH" RUSTFLAGS="-C linker=$tools/zig-cc" "$tools/maturin" build --profile dist --locked --zig --target "$triple" \
+        --compatibility manylinux2014 --out "$unpacked" $features)
+    if [ -n "$features" ]; then
+        "$tools/python" -m wheel unpack --dest "$unpacked" "$unpacked"/*.whl
+        rm "$unpacked"/*.whl
+        name_simulated "$unpacked"/leasehold_runtime-*
+        "$tools/python" -m wheel pack --dest-dir "$unpacked" "$unpacked"/leasehold_runtime-*
+    fi
+    mv "$unpacked"/*.whl "$out"
+    wheel=$(ls "$out/$distribution"-*.whl)
+
     python3 -m zipfile -e "$wheel" "$unpacked/wheel"
     module="$unpacked/wheel/leasehold/_native.abi3.so"
     objdump -p "$module" | grep -q 'NEEDED *libgcc_s.so.1' || { echo "the module has an unwinder of its own" >&2; exit 1; }
@@ -247,6 +288,7 @@ case ${1:-} in
     torch) shift && tools=$(tools) && torch "$@" ;;
     tinygrad) shift && tools=$(tools) && tinygrad "$@" ;;
     wheel) shift && release "$@" ;;
+    wheel-sim) shift && release sim "$@" ;;
     '' | versions) tools=$(tools) && check "$@" ;;
     *) sed -n 's/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

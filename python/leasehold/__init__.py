@@ -10,6 +10,12 @@ and JAX. `Stream`, `Event`, `Kernel` and `Graph` are the runtime, `leasehold.ops
 """
 
 import atexit as _atexit
+import os as _os
+
+from leasehold._distributions import check as _check
+
+# Before anything of the native module, which may be the other distribution's.
+_check(_os.path.dirname(_os.path.dirname(_os.path.abspath(__file__))))
 
 from leasehold import ops
 from leasehold._errors import (
@@ -24,6 +30,7 @@ from leasehold._errors import (
     InvalidArgumentError,
     InvalidStateError,
     OutOfMemoryError,
+    RaceError,
     TimeoutError,
     UnavailableError,
     UnsupportedError,
@@ -47,6 +54,7 @@ from leasehold._native import (
     devices,
     from_dlpack,
 )
+from leasehold._races import races
 from leasehold._report import report
 
 # Host calls run on threads of the runtime, which must not meet an interpreter that ends.
@@ -72,6 +80,7 @@ __all__ = [
     "Kernel",
     "Model",
     "OutOfMemoryError",
+    "RaceError",
     "Stream",
     "TensorMap",
     "TimeoutError",
@@ -84,6 +93,7 @@ __all__ = [
     "include_path",
     "library_path",
     "ops",
+    "races",
     "report",
     "stream_text",
 ]

@@ -59,6 +59,10 @@ class FailedError(Error, RuntimeError):
     """Work of a stream failed: a kernel, a function of the caller's. The stream takes no more work."""
 
 
+class RaceError(Error, RuntimeError):
+    """A simulated device found accesses without an order, or of memory that is not there yet or no more."""
+
+
 # Tracebacks and pickles name the classes as programs do.
 for _class in [value for value in globals().values() if isinstance(value, type)]:
     if issubclass(_class, Error):

@@ -6,6 +6,9 @@
 `import leasehold.tinygrad` does the same within a program. `LEASEHOLD_DEVICE` names the device that is
 tinygrad's `LEASEHOLD:0`, by default `cuda:0`; `LEASEHOLD:1` is the next one of its kind.
 
+On simulated devices `LEASEHOLD_SEED` picks the order of what nothing orders. Each wait raises what the
+race detector found, and with the plug-in each test ends with it.
+
 The sources are those of tinygrad's own CUDA device. What a kernel writes comes from its
 stores, so the runtime orders launches and copies itself. A captured program is a recorded graph.
 """
@@ -24,7 +27,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import leasehold
 from leasehold._errors import CompileError as _CompileError
-from leasehold._errors import InvalidArgumentError, UnsupportedError
+from leasehold._errors import InvalidArgumentError, RaceError, UnsupportedError
+from leasehold._native import SIMULATED
 
 try:
     from tinygrad.codegen.opt import tc
@@ -53,6 +57,22 @@ ACCESSES = "// accesses: "
 
 class CompileError(_Refused, _CompileError):
     """A kernel's source does not compile. The text is the compiler's."""
+
+
+def _raise_races() -> None:
+    """Raises what the race detector of simulated devices found since the last call."""
+    if SIMULATED and (found := leasehold.races()):
+        raise RaceError("\n".join(found))
+
+
+def pytest_report_header() -> str:
+    """The device and the seed, for pytest's first lines."""
+    return f"leasehold: {_name(0)}, LEASEHOLD_SEED={os.environ.get('LEASEHOLD_SEED', '1')}"
+
+
+def pytest_runtest_teardown() -> None:
+    """Lets pytest name the test in which work had no order."""
+    _raise_races()
 
 
 def _name(ordinal: int) -> str:
@@ -113,8 +133,13 @@ class LeaseholdAllocator(_Allocator):
             raise UnsupportedError("LEASEHOLD takes no memory by its address; copy it to the device")
         if options.host:
             raise UnsupportedError("LEASEHOLD has no pinned memory for tinygrad; use the device DEV=CPU")
-        device: leasehold.Device = self.dev.leasehold
-        return device.zeros(size) if options.zero else device.empty(size)
+        memory: leasehold.Allocator = self.dev.memory
+        made = memory.zeros(size) if options.zero else memory.empty(size)
+        if SIMULATED:
+            # For what the race detector tells.
+            self.count = getattr(self, "count", -1) + 1
+            made.name = f"{self.dev.device} #{self.count}"
+        return made
 
     def _copyin(self, dest: leasehold.Buffer, src: memoryview) -> None:
         src = src.cast("B")
@@ -124,6 +149,7 @@ class LeaseholdAllocator(_Allocator):
     def _copyout(self, dest: memoryview, src: leasehold.Buffer) -> None:
         dest = dest.cast("B")
         src.view(shape=len(dest)).copy_to(dest)
+        _raise_races()
 
     def _transfer(
         self, dest: leasehold.Buffer, src: leasehold.Buffer, sz: int, src_dev: Any, dest_dev: Any
@@ -189,10 +215,6 @@ class Launch(NamedTuple):
     def issue(self, stream: leasehold.Stream) -> None:
         stream.launch(self.kernel, self.args, grid=self.grid, block=self.block)
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(a for a in self.args if not isinstance(a, leasehold.Buffer))
-
 
 class LeaseholdGraph(GraphRunner):
     """A captured program of one device: a recording, which is updated before its launch.
@@ -206,55 +228,69 @@ class LeaseholdGraph(GraphRunner):
         self.graph: leasehold.Graph | None = None
         self.nodes: list[int] = []
         # What the graph was recorded or updated with last.
-        self.launches: list[Launch] = []
+        self.numbers: dict[int, tuple[int, ...]] = {}
+        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.inputs: dict[int, leasehold.Buffer] = {}
-        given = {(j, p) for j, replaced in enumerate(self.uop_replace) for p, _ in replaced}
+        replaced = [(j, p, slot) for j, places in enumerate(self.uop_replace) for p, slot in places]
+        self.slots = {slot: self.calls[j][0] for j, _, slot in replaced}
+        given = {(j, p) for j, p, _ in replaced}
         calls = enumerate(self.calls)
         fixed = [b.base for j, (_, _, bufs, _) in calls for p, b in enumerate(bufs) if (j, p) not in given]
         self.fixed = {id(b): b for b in fixed}
+        # What an update can not tell apart: inputs of several devices, and parts of inputs.
         arguments = [u for call in self.linear.src for u in call.src[1:] if u.op is not Ops.PARAM]
-        self.parts = any(u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU for a in arguments for u in a.toposort())
+        self.fit = all(self.slots[slot] == self.calls[j][0] for j, _, slot in replaced) and not any(
+            u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU for a in arguments for u in a.toposort()
+        )
 
     def _launches(self, buffers: list[Any], var_vals: dict[str, int]) -> list[Launch]:
         """The launches with these inputs and numbers."""
         all_launches = []
-        for (dev_idx, ast, bufs, own), runtime, replaced in zip(self.calls, self.runtimes, self.uop_replace):
+        for j, ((dev_idx, ast, bufs, _), runtime) in enumerate(zip(self.calls, self.runtimes)):
             bufs = list(bufs)
-            for position, slot in replaced:
+            for position, slot in self.uop_replace[j]:
                 bufs[position] = buffers[slot][dev_idx]
-            values = {**var_vals, **own}
-            args = (*[bufs[i].ensure_allocated()._buf for i in ast.arg.globals], *ast.arg.vals(values))
-            grid, block = ast.arg.launch_dims(values)
-            all_launches.append(Launch(runtime.kernel, args, tuple(grid), tuple(block or (1, 1, 1))))
+            operands = [bufs[i].ensure_allocated()._buf for i in ast.arg.globals]
+            grid, block = self._shape(j, var_vals)
+            all_launches.append(Launch(runtime.kernel, (*operands, *self._numbers(j, var_vals)), grid, block))
         return all_launches
+
+    def _numbers(self, j: int, var_vals: dict[str, int]) -> tuple[int, ...]:
+        _, ast, _, own = self.calls[j]
+        return tuple(ast.arg.vals({**var_vals, **own}))
+
+    def _shape(self, j: int, var_vals: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        _, ast, _, own = self.calls[j]
+        grid, block = ast.arg.launch_dims({**var_vals, **own})
+        return tuple(grid), tuple(block or (1, 1, 1))
 
     def _allocations(self, buffers: list[Any]) -> dict[int, leasehold.Buffer] | None:
         """The inputs' allocations by slot, or None if an update could not tell them apart."""
-        slots = {(slot, call[0]) for call, replaced in zip(self.calls, self.uop_replace) for _, slot in replaced}
-        if len({dev_idx for _, dev_idx in slots}) > 1:
+        if not self.fit:
             return None
-        used = {slot: buffers[slot][dev_idx] for slot, dev_idx in slots}
-        if any(b._base is not None for b in used.values()) or self.parts:
+        used = {slot: buffers[slot][dev_idx] for slot, dev_idx in self.slots.items()}
+        if any(b._base is not None for b in used.values()):
             return None
-        bases = {id(b.base) for b in used.values()}
+        bases = {id(b) for b in used.values()}
         if len(bases) < len(used) or not self.fixed.keys().isdisjoint(bases):
             return None
-        return {slot: b._buf for slot, b in used.items()}
+        return {slot: b.ensure_allocated()._buf for slot, b in used.items()}
 
     def __call__(self, input_uops: tuple[Any, ...], var_vals: dict[str, int], wait: bool = False) -> float | None:
         dev: LeaseholdDevice = self.runtimes[0].dev
         inputs = [u.buffer for u in input_uops]
         buffers = [b.bufs if isinstance(b, MultiBuffer) else _Always(b) for b in inputs]
-        launches = self._launches(buffers, var_vals)
         allocations = self._allocations(buffers)
         if allocations is None:
+            launches = self._launches(buffers, var_vals)
             return dev.run(lambda: [launch.issue(dev.stream) for launch in launches], wait)
-        blocks = [launch.block for launch in launches] == [launch.block for launch in self.launches]
-        if self.graph is None or not blocks:
-            self._record(dev, launches)
+        numbers = {j: self._numbers(j, var_vals) for j in self.var_vals_replace}
+        shapes = {j: self._shape(j, var_vals) for j in self.launch_dims_replace}
+        if self.graph is None or any(shapes[j][1] != block for j, (_, block) in self.shapes.items()):
+            self._record(dev, self._launches(buffers, var_vals))
         else:
-            self._update(self.graph, launches, allocations)
-        self.launches, self.inputs = launches, allocations
+            self._update(self.graph, numbers, shapes, allocations)
+        self.numbers, self.shapes, self.inputs = numbers, shapes, allocations
         graph = self.graph
         assert graph is not None
         return dev.run(lambda: graph.launch(dev.stream), wait)
@@ -268,14 +304,17 @@ class LeaseholdGraph(GraphRunner):
         self.graph = stream.graph
 
     def _update(
-        self, graph: leasehold.Graph, launches: list[Launch], allocations: dict[int, leasehold.Buffer]
+        self,
+        graph: leasehold.Graph,
+        numbers: dict[int, tuple[int, ...]],
+        shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]],
+        allocations: dict[int, leasehold.Buffer],
     ) -> None:
-        changes = list(zip(self.nodes, self.launches, launches))
-        numbers = {node: new.numbers for node, old, new in changes if new.numbers != old.numbers}
-        grids = {node: new.grid for node, old, new in changes if new.grid != old.grid}
+        new_numbers = {self.nodes[j]: new for j, new in numbers.items() if new != self.numbers[j]}
+        grids = {self.nodes[j]: grid for j, (grid, _) in shapes.items() if grid != self.shapes[j][0]}
         moved = [(self.inputs[slot], new) for slot, new in allocations.items() if new is not self.inputs[slot]]
-        if numbers or grids or moved:
-            graph.update(numbers=numbers, grids=grids, buffers=moved)
+        if new_numbers or grids or moved:
+            graph.update(numbers=new_numbers, grids=grids, buffers=moved)
 
 
 class _Always:
@@ -294,7 +333,9 @@ class LeaseholdDevice(Compiled):
     def __init__(self, device: str) -> None:
         _, _, ordinal = device.partition(":")
         self.leasehold = leasehold.Device(_name(int(ordinal or 0)))
-        self.stream = leasehold.Stream(self.leasehold)
+        self.stream = leasehold.Stream(self.leasehold, name=device)
+        # Memory that is freed is the stream's again at once, as tinygrad's own allocator has it.
+        self.memory = leasehold.Allocator(self.leasehold, stream=self.stream)
         self.options = _headers()
         capability = self.leasehold.compute_capability
         if capability is None:
@@ -309,6 +350,7 @@ class LeaseholdDevice(Compiled):
 
     def synchronize(self) -> None:
         self.stream.synchronize()
+        _raise_races()
 
     def run(self, issue: Callable[[], object], wait: bool) -> float | None:
         """Gives work to the stream. Returns its seconds on the device if they are waited for."""

@@ -4,8 +4,10 @@ use crate::arguments;
 use crate::buffer;
 use crate::device::{self, Device, State};
 use crate::errors::{invalid, raise};
+use crate::fork::Own;
+use crate::stream;
 use crate::waits::{LOOK, look};
-use leasehold::{Buffer, Error, Lease, Result};
+use leasehold::{Buffer, Error, Lease, Result, Runtime, Stream};
 use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On, Policy, Snapshot};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Timeline, TimelineSource, Timepoint};
@@ -25,6 +27,8 @@ pub(crate) struct Pool {
     pub(crate) allocator: Allocator,
     name: String,
     policy: Policy,
+    /// The runtime whose stream the memory is for, if that is not the device's own.
+    runtime: Option<Own<Runtime>>,
 }
 
 /// A snapshot of an allocator, in the form that `leasehold_snapshot` has for a device with one
@@ -55,6 +59,7 @@ impl Pool {
         policy: Policy,
         budget: u64,
         trace_events: usize,
+        runtime: Option<Runtime>,
     ) -> Result<Arc<Self>> {
         device.check_process()?;
         let backing = device.runtime.raw_device().backing(MemoryKind::Device)?;
@@ -67,16 +72,22 @@ impl Pool {
         };
         let allocator = Allocator::new(backing, config)?;
         let (device, name) = (device.clone(), name.to_owned());
-        let pool = Arc::new(Self { device, allocator, name, policy });
+        let pool =
+            Arc::new(Self { device, allocator, name, policy, runtime: runtime.map(Own::new) });
         pool.device.note(&pool);
         Ok(pool)
     }
 
-    /// Memory for the device's own stream. If there is none, the device's other allocators give
+    /// The stream that the memory is for.
+    pub(crate) fn stream(&self) -> &Stream {
+        self.runtime.as_ref().map_or(self.device.runtime.stream(), |runtime| runtime.stream())
+    }
+
+    /// Memory for the stream. If there is none, the device's other allocators give
     /// back what is free. Waits for a limited time for work that uses what is free.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> Result<Lease<Buffer>> {
         self.device.check_process()?;
-        let own = Impatient(&**self.device.runtime.stream().raw());
+        let own = Impatient(&**self.stream().raw());
         let alloc = || self.allocator.alloc(Layout::new(bytes), On::new(&own));
         let deadline = Instant::now().checked_add(own.0.timeout());
         loop {
@@ -113,7 +124,7 @@ impl Pool {
     }
 }
 
-/// The device's own stream, for an allocation that waits no longer than Ctrl-C may.
+/// The stream of an allocation that waits no longer than Ctrl-C may.
 struct Impatient<'a>(&'a dyn TimelineSource);
 
 // SAFETY: the stream itself answers, which is such a source.
@@ -155,6 +166,9 @@ fn policy(name: &str) -> PyResult<Policy> {
 }
 
 /// An allocator of a device's memory, with a policy and a budget of its own.
+///
+/// Memory is for the device's own stream, or for `stream`: what that stream used and what was freed
+/// is its again at once, while other streams wait for the work.
 #[pyclass(frozen, name = "Allocator", module = "leasehold")]
 pub(crate) struct AllocatorObject(pub(crate) Arc<Pool>);
 
@@ -168,13 +182,15 @@ impl AllocatorObject {
         budget=None,
         trace_events=None,
         name=None,
-    ), text_signature = "(device, *, policy='balanced', budget=None, trace_events=0, name='memory')")]
+        stream=None,
+    ), text_signature = "(device, *, policy='balanced', budget=None, trace_events=0, name='memory', stream=None)")]
     fn new(
         device: &Bound<'_, PyAny>,
         policy: Option<&Bound<'_, PyAny>>,
         budget: Option<&Bound<'_, PyAny>>,
         trace_events: Option<&Bound<'_, PyAny>>,
         name: Option<&Bound<'_, PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let policy: Option<String> = arguments::optional(policy, "a policy is a name")?;
         let policy = policy.map_or(Ok(Policy::default()), |name| self::policy(&name))?;
@@ -187,7 +203,8 @@ impl AllocatorObject {
         }
         let budget = budget.map_or(Ok(u64::MAX), arguments::budget)?;
         let device = device::state(device)?;
-        let made = Pool::new(&device, name, policy, budget, events);
+        let runtime = stream.map(|stream| stream::argument(stream)?.lent(&device));
+        let made = Pool::new(&device, name, policy, budget, events, runtime.transpose()?);
         made.map(Self).map_err(raise)
     }
 

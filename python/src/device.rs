@@ -119,6 +119,16 @@ impl State {
         self.check_process()
     }
 
+    /// Names a stream, also for what a simulated device tells.
+    pub(crate) fn name_stream(&self, stream: &Stream, name: String) -> Result<()> {
+        #[cfg(feature = "sim")]
+        if self.simulated && stream.native() != 0 {
+            leasehold_capi_sim::name_stream(stream.native(), &name)?;
+        }
+        stream.set_name(name);
+        Ok(())
+    }
+
     /// Whether a stream is the device's own, on which buffers work.
     pub(crate) fn is_own(&self, stream: &Stream) -> bool {
         stream.same(self.runtime.stream())
@@ -276,7 +286,7 @@ impl State {
         if let Some(main) = self.main.get() {
             return Ok(main.clone());
         }
-        let made = Pool::new(self, "memory", Policy::default(), u64::MAX, 0)?;
+        let made = Pool::new(self, "memory", Policy::default(), u64::MAX, 0, None)?;
         // If another thread was faster, its allocator stays.
         Ok(self.main.get_or_init(|| made).clone())
     }
@@ -455,4 +465,35 @@ pub(crate) fn devices(py: Python<'_>) -> Vec<String> {
 #[pyfunction]
 pub(crate) fn opened() -> Vec<Device> {
     OPEN.lock().values().cloned().map(Device).collect()
+}
+
+/// What the race detector of the simulated devices found since the last call: whether it is a race,
+/// or else a read of memory that nobody wrote, and its text with the buffer's name.
+#[pyfunction]
+pub(crate) fn reports(py: Python<'_>) -> Vec<(bool, String)> {
+    #[cfg(feature = "sim")]
+    let found = py.detach(|| {
+        use leasehold_capi_sim::{Report, ReportKind};
+        let reports = leasehold_capi_sim::take_reports();
+        if reports.is_empty() {
+            return Vec::new();
+        }
+        let devices: Vec<_> = OPEN.lock().values().filter(|d| d.simulated).cloned().collect();
+        let of = |device: Arc<State>| -> Vec<Arc<Pool>> {
+            let others: Vec<_> = device.pools.lock().iter().filter_map(Weak::upgrade).collect();
+            [device.main.get().cloned().into_iter().collect(), others].concat()
+        };
+        let pools: Vec<_> = devices.into_iter().flat_map(of).collect();
+        let described = |report: &Report| {
+            let holds = |pool: &&Arc<Pool>| {
+                pool.allocator.holding(report.addr, report.bytes.min(1), 0).is_some()
+            };
+            let memory = pools.iter().find(holds).map(|pool| &pool.allocator);
+            (report.kind != ReportKind::NeverWritten, leasehold_capi_sim::describe(report, memory))
+        };
+        reports.iter().map(described).collect()
+    });
+    #[cfg(not(feature = "sim"))]
+    let found = py.detach(Vec::new);
+    found
 }

@@ -90,6 +90,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Buffer", class)?;
     module.add_function(wrap_pyfunction!(device::devices, module)?)?;
     module.add_function(wrap_pyfunction!(device::opened, module)?)?;
+    module.add_function(wrap_pyfunction!(device::reports, module)?)?;
     module.add_function(wrap_pyfunction!(callbacks::close, module)?)?;
     module.add_function(wrap_pyfunction!(allocator::parse_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(allocator::render, module)?)?;

@@ -107,7 +107,7 @@ impl Block {
         let device = pool.device.clone();
         let address = own.addr();
         // The stream's earlier work may still use the memory, which others must wait for.
-        let stream = device.runtime.stream();
+        let stream = pool.stream();
         let idle = stream.raw().timeline().is_idle();
         let born = Some(stream.now()).filter(|_| !device.host || !idle);
         let host = device.host;

@@ -9,7 +9,7 @@ use crate::callbacks;
 use crate::copies::{self, End};
 use crate::device::{Device, State, state};
 use crate::download::Download;
-use crate::errors::{Class, raise};
+use crate::errors::{Class, invalid, raise};
 use crate::event::EventObject;
 use crate::fork::Own;
 use crate::graph::GraphObject;
@@ -104,7 +104,7 @@ impl StreamObject {
         device.use_streams()?;
         let stream = device.runtime.create_stream_with(&StreamDesc::priority(priority))?;
         if let Some(name) = name {
-            stream.set_name(name);
+            device.name_stream(&stream, name)?;
         }
         let runtime = Own::new(stream.runtime());
         Ok(Self { device: device.clone(), runtime, recording: None })
@@ -118,6 +118,21 @@ impl StreamObject {
         let (phase, recorded) = (Mutex::new(Phase::Open(Arc::new(begun))), Recorded::begin());
         let recording = Some(Own::new(Recording { phase, recorded, launches: Mutex::default() }));
         Ok(Self { device: device.clone(), runtime, recording })
+    }
+
+    /// The runtime, for an allocator of memory for the stream.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a recording, and for a stream of another device.
+    pub(crate) fn lent(&self, device: &Arc<State>) -> PyResult<Runtime> {
+        if self.recording.is_some() || !Arc::ptr_eq(&self.device, device) {
+            let of = if self.recording.is_some() { "a recording" } else { &self.device.name };
+            return Err(invalid(format!(
+                "memory of {} is for a stream of that device, not for one of {of}",
+                device.name
+            )));
+        }
+        Ok(self.runtime.clone())
     }
 
     /// The runtime's stream.
@@ -238,8 +253,7 @@ impl StreamObject {
     #[setter]
     fn set_name(&self, name: &Bound<'_, PyAny>) -> PyResult<()> {
         let name: String = arguments::value(name, "a name is a text")?;
-        self.stream().map_err(raise)?.set_name(name);
-        Ok(())
+        self.device.name_stream(self.stream().map_err(raise)?, name).map_err(raise)
     }
 
     /// The handle of the driver's stream (`CUstream`); 0 where there is none.

@@ -560,6 +560,34 @@ device.synchronize()
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertEqual(b.tobytes(), bytes(SIZE))
 
+    def test_memory_for_a_stream_is_its_again_at_once(self) -> None:
+        def reserved(stream: leasehold.Stream | None) -> int:
+            work = stream or leasehold.Stream(self.device)
+            allocator = leasehold.Allocator(self.device, stream=stream)
+            for byte in range(6):
+                b = allocator.empty(8 << 20)
+                work.fill(b, byte)
+                # Freed while the fill is pending.
+                c = b.to("cpu:0") if byte == 5 else None
+                b.free()
+            assert c is not None
+            self.assertEqual(c.tobytes(), b"\5" * (8 << 20))
+            # Another stream that uses the memory comes after the work of this one.
+            again = allocator.empty(8 << 20)
+            other = leasehold.Stream(self.device)
+            other.fill(again, 9)
+            self.assertEqual(again.tobytes(), b"\11" * (8 << 20))
+            self.assertEqual(leasehold.races(), [])
+            return allocator.statistics()["reserved_bytes_peak"] or 0
+
+        stream = leasehold.Stream(self.device)
+        self.assertEqual(reserved(stream), 8 << 20)
+        self.assertGreater(reserved(None), 8 << 20)
+        with self.device.record() as recording:
+            for wrong in (recording, leasehold.Stream("cpu:0")):
+                with self.assertRaises(leasehold.InvalidArgumentError):
+                    leasehold.Allocator(self.device, stream=wrong)
+
     def test_other_allocators_make_room(self) -> None:
         other = leasehold.Allocator(self.device)
         held = [other.empty(256 << 20) for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -260,6 +261,86 @@ print((x.sum() if sys.argv[2] == "sum" else x + 1).realize().tolist())
                 self.assertEqual(said.stdout, "12285.0\n", said.stderr)
             else:
                 self.assertRegex(said.stderr, r"DeviceLostError: .*:\d+: (" + why + ")", mistake)
+
+    def test_a_missing_dependency_in_a_graph_is_told(self) -> None:
+        """The device orders a graph's kernels by their accesses, so the driver forgets what it was told."""
+        program = """
+import leasehold.tinygrad
+from tinygrad import Tensor, TinyJit
+@TinyJit
+def step(x):
+    y = (x + 1).contiguous().realize()
+    return (y.flip(0) * 2).contiguous().realize()
+for n in range(4):
+    print(step(Tensor([float(n), 1.0, 2.0]).realize()).tolist())
+"""
+        said = run("-c", program)
+        self.assertEqual(said.stdout.splitlines()[-1:], ["[6.0, 4.0, 8.0]"], said.stderr)
+        for seed in "1", "2", "77":
+            said = run("-c", program, LEASEHOLD_SEED=seed, LEASEHOLD_FAULTS="cuGraphAddKernelNode@1=unordered")
+            self.assertRegex(
+                said.stderr,
+                r"leasehold.RaceError: unordered accesses: 12 bytes at 0x\w+: dispatch E\w* \(LEASEHOLD, submission \d+, node 0\) "
+                r"and dispatch E\w* \(LEASEHOLD, submission \d+, node [01]\); node 1 does not wait for node 0 .* with name \"LEASEHOLD #\d+\".*"
+                f"; LEASEHOLD_SEED={seed} gives this order again",
+            )
+
+    def test_a_read_of_what_nobody_wrote_is_a_warning(self) -> None:
+        program = "import leasehold.tinygrad; from tinygrad import Tensor; (Tensor.empty(64) + 1).realize().tolist()"
+        said = run("-c", program)
+        self.assertIn("RuntimeWarning: read of memory that nobody wrote: 256 bytes", said.stderr)
+        self.assertEqual(run("-W", "error::RuntimeWarning", "-c", program).returncode, 1)
+
+    def test_a_fault_names_the_parameter_and_the_seed(self) -> None:
+        program = """
+import leasehold
+device = leasehold.Device("sim-cuda:0")
+x = device.zeros(16, "int32")
+source = 'extern "C" __global__ void k(const float* y, int* values) {\\n    values[threadIdx.x] = 1;\\n}'
+leasehold.Stream(device, name="work").launch(leasehold.Kernel("k", ["read", "read_write"], cuda=source, trusted=True), (x.view("float32"), x), grid=1, block=17)
+device.synchronize()
+"""
+        said = run("-c", program.replace("(x.view", "(device.zeros(4, 'float32').view"), LEASEHOLD_SEED="4")
+        self.assertRegex(said.stderr, r"work.*k:2: illegal address: .* binding 1, .*; binding 1 is values; LEASEHOLD_SEED=4 gives")
+
+    def test_a_compiler_that_hardens_and_output_of_a_kernel(self) -> None:
+        program = """
+import leasehold
+device = leasehold.Device("sim-cuda:0")
+x = device.zeros(64, "int32")
+source = 'extern "C" __global__ void k(int* x) { x[threadIdx.x] += 1; __syncthreads(); if (threadIdx.x == 3) printf("%d of %s;", x[5], "k"); }'
+stream = leasehold.Stream(device)
+stream.launch(leasehold.Kernel("k", ["read_write"], cuda=source, trusted=True), (x,), grid=1, block=64)
+stream.synchronize()
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            # As that of Ubuntu does.
+            compiler = os.path.join(folder, "g++")
+            with open(compiler, "w") as file:
+                file.write(f'#!/bin/sh\nexec {shutil.which("g++")} -D_FORTIFY_SOURCE=2 "$@"\n')
+            os.chmod(compiler, 0o755)
+            said = run("-c", program, PATH=f"{folder}:{os.environ['PATH']}", LEASEHOLD_CACHE_DIR="")
+        self.assertEqual((said.returncode, said.stdout), (0, "1 of k;"), said.stderr)
+
+    def test_a_wrong_seed_is_refused(self) -> None:
+        for wrong in ("", "-1", "one", str(1 << 64)):
+            said = run("-c", "import leasehold; leasehold.Device('sim-cuda:0')", LEASEHOLD_SEED=wrong)
+            self.assertIn(f'InvalidArgumentError: invalid argument: LEASEHOLD_SEED="{wrong}" is no number', said.stderr)
+
+    def test_faults_on_demand(self) -> None:
+        program = "import leasehold.tinygrad; from tinygrad import Tensor; print((Tensor([1, 2]) + 1).tolist())"
+        for faults, why in (
+            ("", ""),
+            ("cuMemCreate@999=out-of-memory", ""),
+            ("cuMemCreate=out-of-memory,cuMemAllocAsync=out-of-memory,cuMemAlloc=out-of-memory", "OutOfMemoryError"),
+            ("cuLaunchKernel@0=device-lost", r"DeviceLostError: .*injected into call \d+ \(cuLaunchKernel"),
+            ("cuLaunchKernel=nothing", r'InvalidArgumentError: invalid argument: LEASEHOLD_FAULTS="cuLaunchKernel=nothing": "cuLaunchKernel=nothing" is no fault; say CALL@N=EFFECT'),
+        ):
+            said = run("-c", program, LEASEHOLD_FAULTS=faults)
+            if why:
+                self.assertRegex(said.stderr, why, faults)
+            else:
+                self.assertEqual(said.stdout, "[2, 3]\n", said.stderr)
 
     def test_a_launch_tells_its_time(self) -> None:
         source = 'extern "C" __global__ void k(int* x, int n) { x[blockIdx.x] += n; }'

@@ -3,12 +3,17 @@
 //! environment says, and functions `leasehold_sim_*` that make streams
 //! and give them work. The header `leasehold.h` declares them with `LEASEHOLD_SIM`.
 //!
+//! `LEASEHOLD_SEED` picks the order of what nothing orders: of commands, and of a kernel's blocks
+//! and threads, which odd seeds run forwards and even ones backwards. `LEASEHOLD_FAULTS` names
+//! calls of the driver that fail ([`FaultPlan`]).
+//!
 //! The driver is one per process. Its race detector finds work that uses memory too early.
 //!
 //! The libraries have names of their own, `libleasehold_capi_sim`. They have all functions of the
 //! C ABI. In Rust, [`context`] makes the devices known.
 
 use leasehold::{Backend, Context, Error, Result, Runtime, cuda};
+use leasehold_alloc::Allocator;
 use leasehold_capi::extend::{self, ffi_guard};
 use leasehold_collective::driver::CollectiveOps;
 use leasehold_core::sync::{Arc, OnceLock};
@@ -17,10 +22,12 @@ use leasehold_cuda::driver::ops::{
     NativeFill, NativeStream, StreamOps,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_sim::MachineConfig;
 use leasehold_sim::collective::SimCollectives;
 use leasehold_sim::cuda::{SimDriver, SimDriverConfig};
+use leasehold_sim::{FaultPlan, MachineConfig};
 use std::ffi::{CStr, c_char, c_int, c_void};
+
+pub use leasehold_sim::{Report, ReportKind};
 
 /// Bytes of each simulated device.
 const MEMORY: u64 = 1 << 30;
@@ -39,6 +46,34 @@ fn count() -> Result<u32> {
     })
 }
 
+/// The seed of a process whose environment says nothing.
+const SEED: u64 = 1;
+
+/// The seed: 1, or what the environment says.
+///
+/// # Errors
+/// `InvalidArgument` for what is no number.
+fn seed() -> Result<u64> {
+    let Some(text) = std::env::var_os("LEASEHOLD_SEED") else { return Ok(SEED) };
+    text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        Error::invalid(format!("LEASEHOLD_SEED={text:?} is no number from 0 to 2^64 - 1"))
+    })
+}
+
+/// The faults: none, or what the environment says.
+///
+/// # Errors
+/// `InvalidArgument` for what is no list of faults.
+fn faults() -> Result<FaultPlan> {
+    let text = std::env::var_os("LEASEHOLD_FAULTS").unwrap_or_default();
+    match text.to_string_lossy().parse() {
+        Err(Error::InvalidArgument(why)) => {
+            Err(Error::invalid(format!("LEASEHOLD_FAULTS={text:?}: {why}")))
+        }
+        plan => plan,
+    }
+}
+
 struct Simulation {
     driver: Arc<SimDriver>,
     context: Context,
@@ -49,8 +84,12 @@ static ONE: OnceLock<Result<Simulation>> = OnceLock::new();
 
 fn simulation() -> Result<&'static Simulation> {
     let made = ONE.get_or_init(|| {
-        let machine = SimDriverConfig::new(MachineConfig::seed(1).devices(count()?, MEMORY));
-        let driver = Arc::new(SimDriver::new(machine)?);
+        let seed = seed()?;
+        let mut machine = MachineConfig::seed(seed).devices(count()?, MEMORY).faults(faults()?);
+        machine.hint = Some(hint(seed).into());
+        let mut config = SimDriverConfig::new(machine);
+        config.reverse = seed.is_multiple_of(2);
+        let driver = Arc::new(SimDriver::new(config)?);
         let collectives = Arc::new(SimCollectives::of_cuda(&driver));
         let ops: Arc<dyn CudaSlowOps> = driver.clone();
         let backend = CudaBackend::with_ops(ops, CudaConfig::default())?;
@@ -58,6 +97,36 @@ fn simulation() -> Result<&'static Simulation> {
         Ok(Simulation { driver, context, collectives })
     });
     made.as_ref().map_err(Clone::clone)
+}
+
+/// How an order comes again.
+fn hint(seed: u64) -> String {
+    format!("LEASEHOLD_SEED={seed} gives this order again")
+}
+
+/// Takes what the race detector found since the last call.
+#[must_use]
+pub fn take_reports() -> Vec<Report> {
+    // No device was opened if there is no driver yet.
+    ONE.get()
+        .and_then(|made| made.as_ref().ok())
+        .map_or_else(Vec::new, |simulation| simulation.driver.machine().take_reports())
+}
+
+/// Names a stream of a simulated device, by its handle, in faults and reports.
+///
+/// # Errors
+/// `InvalidArgument` for a handle of no stream.
+pub fn name_stream(stream: u64, name: &str) -> Result<()> {
+    simulation()?.driver.name_stream(NativeStream(stream), name)
+}
+
+/// A report as text, with the buffer of `memory` that has its address, and how its order comes
+/// again.
+#[must_use]
+pub fn describe(report: &Report, memory: Option<&Allocator>) -> String {
+    let text = memory.map_or_else(|| report.to_string(), |memory| report.describe(memory));
+    format!("{text}; {}", hint(seed().unwrap_or(SEED)))
 }
 
 /// Makes the devices known when the library is loaded: a program's first call may open one.
@@ -224,8 +293,7 @@ pub extern "C" fn leasehold_sim_capture(device: u64, stream: usize, begin: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_sim_races(text: *mut *mut c_char) -> c_int {
     ffi_guard(|| {
-        let reports = simulation()?.driver.machine().take_reports();
-        let lines: Vec<String> = reports.iter().map(ToString::to_string).collect();
+        let lines: Vec<String> = take_reports().iter().map(|r| describe(r, None)).collect();
         if text.is_null() {
             return Err(Error::invalid("the text's place is null"));
         }

@@ -18,6 +18,8 @@ Three threadIdx, blockIdx, blockDim, gridDim;
 // The most that a block can ask for, as on a device. A source's `extern __shared__` arrays are other names of it.
 constexpr size_t DYNAMIC = 227 << 10;
 extern "C" thread_local char emulator_dynamic[DYNAMIC];
+// The names of a kernel's parameters, up to a null. The source's end defines it.
+extern "C" const char* const* emulator_params(unsigned index);
 
 namespace emulator {
 
@@ -263,6 +265,15 @@ bool ordered(const Trace& first, const Trace& then, bool shared) {
     return knows(then.thread, first);
 }
 
+// The failure that follows is about a binding. Pointers are the first parameters.
+void about(size_t binding) {
+    const char* const* all = emulator_params(launched->index);
+    size_t count = 0;
+    while (all[count]) ++count;
+    block.binding = binding;
+    block.parameter = binding < count && *all[binding] ? all[binding] : nullptr;
+}
+
 [[noreturn]] __attribute__((noinline)) void race(const char* does, uintptr_t at, const Trace& other, bool wrote, void* code) {
     block.failed_at = (size_t)code;
     const unsigned b = other.block - 1, t = other.thread;
@@ -273,6 +284,7 @@ bool ordered(const Trace& first, const Trace& then, bool shared) {
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
         if (at - o.at >= o.bytes) continue;
+        about(i);
         fail("race: it %ss binding %zu at byte %llu, which %s, and nothing orders the two", does, i, (unsigned long long)(at - o.at), who);
     }
     fail("race: it %ss shared memory that %s, without a barrier between the two", does, who);
@@ -427,6 +439,7 @@ __attribute__((used)) void fence() {
             if (away < least) least = away, nearest = i;
             continue;
         }
+        about(i);
         if (at < o.at || at + bytes > o.at + o.bytes) {
             fail("illegal address: it %ss %zu bytes that are partly outside of binding %zu, which has %llu bytes", what, bytes, i,
                  (unsigned long long)o.bytes);
@@ -441,6 +454,7 @@ __attribute__((used)) void fence() {
     }
     if (nearest < launched->operand_count && least < (1 << 20)) {
         const bool behind = at >= all[nearest].at;
+        about(nearest);
         fail("illegal address: it %ss %zu bytes outside of its bindings, %llu bytes %s binding %zu, which has %llu bytes", what, bytes,
              (unsigned long long)least, behind ? "behind the end of" : "in front of", nearest, (unsigned long long)all[nearest].bytes);
     }
@@ -590,6 +604,7 @@ const unsigned* emulator_cluster(unsigned index);
 __attribute__((visibility("default"))) const char* emulate(emulator::Launch* launch) {
     using namespace emulator;
     launched = launch;
+    block.parameter = nullptr;
     // The first touch gives this thread its memory.
     emulator_dynamic[0] = 0;
     reach = {};

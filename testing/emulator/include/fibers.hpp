@@ -134,6 +134,9 @@ struct Block : Turn {
     bool progress;
     char failure[512];
     size_t failed_at;
+    // Of what the failure tells: the binding, and its name in the source.
+    size_t binding;
+    const char* parameter;
 };
 
 inline Block block;
@@ -147,8 +150,11 @@ inline Index block_index, block_dim, grid_dim;
     va_end(all);
     if (block.running && used < sizeof(block.failure)) {
         const Index t = block.running->index, b = block_index;
-        snprintf(block.failure + used, sizeof(block.failure) - used, " (thread %u,%u,%u of block %u,%u,%u)", t.x, t.y, t.z, b.x, b.y,
-                 b.z);
+        used += (size_t)snprintf(block.failure + used, sizeof(block.failure) - used, " (thread %u,%u,%u of block %u,%u,%u)", t.x, t.y, t.z,
+                                 b.x, b.y, b.z);
+        if (block.parameter && used < sizeof(block.failure)) {
+            snprintf(block.failure + used, sizeof(block.failure) - used, "; binding %zu is %s", block.binding, block.parameter);
+        }
     }
     _longjmp(block.escape, 1);
 }

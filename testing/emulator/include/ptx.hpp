@@ -83,6 +83,59 @@ inline void elect(Register& leader, Register& own, Register mask) {
 inline void cluster_wait() { await("barrier.cluster.wait"); }
 template <class... A> inline void nothing(A...) {}
 
+// The number of a type that a register holds.
+template <class T> inline T of(Register v) {
+    T number;
+    __builtin_memcpy(&number, &v, sizeof(T));
+    return number;
+}
+inline Register fenced(Register v) { return __threadfence(), v; }
+inline Register warp() { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32; }
+
+// A copy of a thread's own. It is over at once here, so a missing wait is not found.
+inline void copy_async(Register to, Register from, Register bytes, Register present = ~0ull) {
+    const char* source = (const char*)from;
+    char* place = (char*)generic_address(to);
+    bytes = (unsigned)bytes;
+    for (unsigned i = 0; i < bytes; i += 4) *(unsigned*)(place + i) = i < present ? *(const unsigned*)(source + i) : 0;
+}
+
+// Matrices of 8 rows of 8 halves. The rows of the matrix i are at the addresses of the lanes from 8 * i on; each lane gets two
+// neighbours of a row, or of a column.
+template <bool TRANSPOSED, class... To> inline void load_matrices(Register at, To&... to) {
+    unsigned matrix = 0;
+    const auto load = [&](Register& register_) {
+        const unsigned own = lane();
+        unsigned pair = 0;
+        for (unsigned half = 0; half < 2; ++half) {
+            const unsigned row = TRANSPOSED ? own % 4 * 2 + half : own / 4, column = TRANSPOSED ? own / 4 : own % 4 * 2 + half;
+            const unsigned place = __shfl_sync(~0u, (unsigned)at, (int)(matrix * 8 + row));
+            pair |= (unsigned)*(const unsigned short*)generic_address(place + 2 * column) << 16 * half;
+        }
+        register_ = pair;
+        ++matrix;
+    };
+    (load(to), ...);
+}
+
+// Pairs of short numbers, the second operand's in the lower half.
+template <bool RELU> inline float cut(Register v) {
+    const float f = of<float>(v);
+    return RELU && f < 0 ? 0 : f;
+}
+template <bool RELU> inline Register f16x2(Register high, Register low) {
+    return (Register)f32_to_f16(cut<RELU>(high)) << 16 | f32_to_f16(cut<RELU>(low));
+}
+template <bool RELU> inline Register bf16x2(Register high, Register low) {
+    return (Register)to_bf16(cut<RELU>(high)) << 16 | to_bf16(cut<RELU>(low));
+}
+template <bool RELU> inline Register e4m3x2(Register high, Register low) {
+    return (Register)to_fp8<3, -9, 0x7e>(cut<RELU>(high)) << 8 | to_fp8<3, -9, 0x7e>(cut<RELU>(low));
+}
+template <bool RELU> inline Register e5m2x2(Register high, Register low) {
+    return (Register)to_fp8<2, -16, 0x7b>(cut<RELU>(high)) << 8 | to_fp8<2, -16, 0x7b>(cut<RELU>(low));
+}
+
 }  // namespace emulator
 
 #endif

@@ -3,6 +3,7 @@
 //!
 //! This module must not know which kernels exist.
 
+use crate::families;
 use crate::tokens::{Token, closing};
 use std::fmt::Write as _;
 
@@ -238,6 +239,9 @@ fn value(text: &str, count: usize, names: &Names<'_>) -> Option<String> {
         return Some(format!("emulator::Place({})", each.collect::<Option<Vec<_>>>()?.join(", ")));
     }
     let (digits, radix) = text.strip_prefix("0x").map_or((text, 10), |hex| (hex, 16));
+    if let Some(register) = families::special(text) {
+        return Some(format!("(emulator::Register)({register})"));
+    }
     match text {
         "%%cluster_ctarank" => Some("emulator::cluster_rank()".to_owned()),
         "%%cluster_nctarank" => Some("emulator::cluster_size()".to_owned()),
@@ -287,6 +291,16 @@ fn instruction(text: &str, count: usize, names: &Names<'_>, number: usize) -> Op
     if let "bra" | "bra.uni" = opcode {
         let [label] = operands[..] else { return None };
         return Some(format!("goto emulated_{}_{number}; ", word(label)?));
+    }
+    let lists: Option<Vec<String>> = operands
+        .iter()
+        .flat_map(|o| o.trim_matches(['{', '}']).split(','))
+        .map(|o| value(o, count, names))
+        .collect();
+    if let Some(lists) = lists
+        && let Some(call) = families::call(&opcode.replace("shared::cta", "shared"), &lists)
+    {
+        return Some(call);
     }
     // An order is there in any case.
     let mut name = opcode.replace("shared::cta", "shared");

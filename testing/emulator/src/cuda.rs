@@ -150,11 +150,12 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
     }
     let mut out = String::with_capacity(text.len() + 4096);
     let (mut copied, mut count) = (0, 0);
+    let mut params = String::new();
     for (i, marker) in all.iter().enumerate().filter(|(_, t)| t.text == "emulated_kernel") {
         let kernel = kernel(&all, i).ok_or_else(|| {
             at(marker, "the emulator does not understand this __global__ function")
         })?;
-        let Some(Found { name, threads, cluster, end }) = kernel else { continue };
+        let Some(Found { name, threads, cluster, params: named, end }) = kernel else { continue };
         out.push_str(&text[copied..end]);
         copied = end;
         let _ = write!(
@@ -164,6 +165,9 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
              (unsigned)({threads}), {{emulator::Cluster<{cluster}>::x, emulator::Cluster<{cluster}>::y, emulator::Cluster<{cluster}>::z}}, \
              emulator::Of<{name}>::params}};"
         );
+        let each = named.iter().map(|name| format!("\"{name}\", ")).collect::<String>();
+        let _ =
+            writeln!(params, "static const char* const emulated_params_{count}[] = {{{each}0}};");
         count += 1;
     }
     if count == 0 {
@@ -172,9 +176,13 @@ pub(crate) fn translate(text: &str) -> Result<String, String> {
     out.push_str(&text[copied..]);
     let own = "extern \"C\" __attribute__((visibility(\"hidden\"), no_sanitize(\"thread\", \"undefined\")))";
     let table = format!("__start_{TABLE}");
+    let each = (0..count).map(|i| format!("emulated_params_{i}, ")).collect::<String>();
     let _ = write!(
         out,
-        "\nextern \"C\" const emulator::Kernel {table}[];\n\
+        "\n{params}\
+         {own} const char* const* emulator_params(unsigned index) {{ \
+         static const char* const* const all[] = {{{each}}}; return all[index]; }}\n\
+         extern \"C\" const emulator::Kernel {table}[];\n\
          {own} void emulator_call(unsigned index, const unsigned char* words) {{ \
          {table}[index].call(words); }}\n\
          {own} const unsigned* emulator_cluster(unsigned index) {{ return {table}[index].cluster; }}\n"
@@ -215,12 +223,13 @@ fn joined(words: &[Token<'_>]) -> String {
     text
 }
 
-/// A kernel that exists: its name, the expressions of its bound and of its cluster, and the end of
-/// its definition.
+/// A kernel that exists: its name, the expressions of its bound and of its cluster, the names of
+/// its parameters, and the end of its definition.
 struct Found {
     name: String,
     threads: String,
     cluster: String,
+    params: Vec<String>,
     end: usize,
 }
 
@@ -291,6 +300,7 @@ fn kernel(all: &[Token<'_>], marker: usize) -> Option<Option<Found>> {
         }
     };
     let mut i = closing(all, open)?;
+    let params = params(&all[open + 1..i]);
     let end = loop {
         i += 1;
         match all.get(i)?.text {
@@ -305,7 +315,23 @@ fn kernel(all: &[Token<'_>], marker: usize) -> Option<Option<Found>> {
         return Some(None);
     }
     let name = joined(&all[name_from..open]);
-    Some(Some(Found { name, threads, cluster, end: all[end].end() }))
+    Some(Some(Found { name, threads, cluster, params, end: all[end].end() }))
+}
+
+/// The names of parameters: the last word of each.
+fn params(all: &[Token<'_>]) -> Vec<String> {
+    let (mut names, mut last, mut depth) = (Vec::new(), "", 0_i32);
+    for token in all {
+        match token.text {
+            "(" | "[" | "{" | "<" => depth += 1,
+            ")" | "]" | "}" | ">" => depth -= 1,
+            "," if depth == 0 => names.push(std::mem::take(&mut last).to_owned()),
+            _ if depth == 0 && token.is_name() => last = token.text,
+            _ => {}
+        }
+    }
+    names.push(last.to_owned());
+    names
 }
 
 /// The dynamic shared memory, as a text of the assembler, under all names that an object file gives

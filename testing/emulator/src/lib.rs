@@ -88,6 +88,7 @@ mod compile;
 mod cuda;
 mod elf;
 mod failure;
+mod families;
 mod kernel;
 mod library;
 mod metal;
@@ -146,8 +147,10 @@ const HEADERS: [(&str, &str); 7] = [
 ];
 
 /// Options of all compilations.
-const OPTIONS: [&str; 7] = [
+const OPTIONS: [&str; 8] = [
     "-O1",
+    // Ubuntu's compiler asks for it, and its longjmp ends a process that goes to another stack.
+    "-U_FORTIFY_SOURCE",
     "-g1",
     "-fPIC",
     "-fvisibility=hidden",
@@ -163,19 +166,23 @@ const CHECKS: &str = "-fsanitize=alignment,shift-exponent,bounds";
 /// The text of the runtime of CUDA programs.
 const RUNTIME: &str = include_str!("../include/cuda_runtime.cpp");
 
-/// The runtime of CUDA programs, compiled once in a process.
+/// The runtime of CUDA programs, compiled once.
 fn cuda_runtime() -> Result<Vec<u8>, Failure> {
     static MADE: OnceLock<Vec<u8>> = OnceLock::new();
     if let Some(made) = MADE.get() {
         return Ok(made.clone());
     }
     let text = ("runtime.cpp", RUNTIME);
-    let files = HEADERS.into_iter().chain([text]).map(|(name, text)| (name, text.as_bytes()));
-    let workshop = Workshop::new(files)?;
+    let files = HEADERS.into_iter().chain([text]);
+    let whole = files.clone().map(|(_, text)| text).collect::<String>();
     let options =
         ["-std=c++17", "-fno-extern-tls-init", "-c", "-Iinclude", "runtime.cpp", "-o", "runtime.o"];
-    workshop.run("", "g++", OPTIONS.into_iter().chain(options))?;
-    let made = workshop.read("runtime.o")?;
+    let options: Vec<&str> = OPTIONS.into_iter().chain(options).collect();
+    let made = compile::kept("g++", &options, &whole, || {
+        let workshop = Workshop::new(files.map(|(name, text)| (name, text.as_bytes())))?;
+        workshop.run("", "g++", &options)?;
+        workshop.read("runtime.o")
+    })?;
     Ok(MADE.get_or_init(|| made).clone())
 }
 

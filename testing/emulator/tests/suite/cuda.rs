@@ -20,7 +20,7 @@ pub(crate) fn compile_as(
     }
 }
 
-fn compile_with(text: &str, options: &[String]) -> Result<Option<Emulator>, String> {
+pub(crate) fn compile_with(text: &str, options: &[String]) -> Result<Option<Emulator>, String> {
     compile_as(text, options, true)
 }
 
@@ -38,7 +38,7 @@ fn kinds() -> Option<Emulator> {
     Some(Emulator::new(program.clone()?))
 }
 
-fn compile(text: &str) -> Option<Emulator> {
+pub(crate) fn compile(text: &str) -> Option<Emulator> {
     compile_with(text, &[]).unwrap_or_else(|why| panic!("{why}"))
 }
 
@@ -262,7 +262,7 @@ fn an_access_outside_names_its_line_its_binding_and_its_thread() {
     assert_eq!(
         why,
         "k.cu:4: illegal address: it writes 4 bytes outside of its bindings, 0 bytes behind the end of binding 0, \
-         which has 256 bytes (thread 63,0,0 of block 0,0,0)"
+         which has 256 bytes (thread 63,0,0 of block 0,0,0); binding 0 is x"
     );
     let why = run(&mut x, read(&y), -1).unwrap_err();
     assert!(why.contains("0 bytes in front of binding 0"), "{why}");

@@ -1,6 +1,7 @@
 //! Kernels on the host: CUDA C++ against results of the host, and mistakes in Metal sources.
 
 mod cuda;
+mod inline;
 mod maps;
 mod planted;
 mod short_floats;

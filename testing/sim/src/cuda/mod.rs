@@ -282,6 +282,16 @@ impl SimDriver {
         &self.machine
     }
 
+    /// Names a stream in faults and reports.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a handle of no stream.
+    pub fn name_stream(&self, stream: NativeStream, name: &str) -> Result<()> {
+        let queue = self.tables.lock().streams.get(&stream.0).map(|stream| stream.queue);
+        let queue = queue.ok_or_else(|| Error::invalid("no stream has this handle"))?;
+        self.machine.queue_set_name(queue, name)
+    }
+
     /// The objects that exist now.
     #[must_use]
     pub fn census(&self) -> Census {

@@ -341,6 +341,8 @@ fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Res
     spec.maps = first.is_some_and(|p| {
         p.offset.is_multiple_of(TensorMap::ALIGNMENT) && p.size >= TensorMap::BYTES
     });
+    // The source says nothing of the order within a binding.
+    spec.writes_first = true;
     spec.block_threads = kernel.threads.unwrap_or(memory::BLOCK_THREADS);
     Ok(spec)
 }

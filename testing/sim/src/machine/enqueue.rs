@@ -515,6 +515,11 @@ impl MachineState {
     }
 
     fn add_node(&mut self, graph: GraphId, node: Node, deps: &[NodeId]) -> Result<NodeId> {
+        let unordered = self.disturb == Some(Disturbance::Unordered);
+        let deps = if unordered { &[] } else { deps };
+        if unordered {
+            self.disturb = None;
+        }
         if let Node::Record(e) | Node::WaitEvent(e) = &node
             && !self.events.contains_key(e)
         {

@@ -10,6 +10,7 @@ use super::rng::Rng;
 use leasehold_core::{Error, OutOfMemory};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 /// The effect of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub enum FaultAction {
     Reorder,
     /// Like `Delay`, for the next enqueued host function.
     LateCallback(u32),
+    /// The next node of a graph comes after none, whatever dependencies it is given.
+    Unordered,
     /// The call does not return until [`Monitor::end_hangs`](super::Monitor::end_hangs). Then it
     /// fails.
     Hang,
@@ -96,6 +99,48 @@ impl FaultPlan {
     }
 }
 
+/// Rules as text, with commas between: `CALL@N=EFFECT` at the call of this number, counted from 0;
+/// `CALL@N..=EFFECT` from it on; `CALL@P%=EFFECT` with a probability; `CALL=EFFECT` always. Effects
+/// are `out-of-memory`, `device-lost`, `error:CODE` and `unordered`.
+impl FromStr for FaultPlan {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let rule = |rule: &str| {
+            let (place, effect) = rule.split_once('=')?;
+            let action = match effect.trim() {
+                "out-of-memory" => FaultAction::OutOfMemory,
+                "device-lost" => FaultAction::DeviceLost,
+                "unordered" => FaultAction::Unordered,
+                other => FaultAction::Fail(other.strip_prefix("error:")?.parse().ok()?),
+            };
+            let (call, when) = match place.trim().split_once('@') {
+                None => (place.trim(), When::Always),
+                Some((call, at)) => {
+                    let when = if let Some(percent) = at.strip_suffix('%') {
+                        let share = percent.parse::<f64>().ok()? / 100.0;
+                        When::Probability(Some(share).filter(|p| (0.0..=1.0).contains(p))?)
+                    } else if let Some(from) = at.strip_suffix("..") {
+                        When::From(from.parse().ok()?)
+                    } else {
+                        When::At(at.parse().ok()?)
+                    };
+                    (call, when)
+                }
+            };
+            (!call.is_empty()).then(|| FaultRule::on(call, when, action))
+        };
+        let rules = text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(|part| {
+            rule(part).ok_or_else(|| {
+                Error::invalid(format!(
+                    "{part:?} is no fault; say CALL@N=EFFECT, such as cuMemCreate@2=out-of-memory; effects are out-of-memory, device-lost, error:CODE, unordered"
+                ))
+            })
+        });
+        Ok(Self { rules: rules.collect::<Result<_, _>>()? })
+    }
+}
+
 /// The counts and the plan.
 #[derive(Default)]
 pub(crate) struct Faults {
@@ -110,6 +155,7 @@ pub(crate) enum Disturbance {
     Delay(u32),
     Reorder,
     LateCallback(u32),
+    Unordered,
     Hang,
 }
 
@@ -192,6 +238,7 @@ fn verdict(action: &FaultAction, name: &str, index: u64) -> CallOutcome {
         }
         FaultAction::Delay(steps) => CallOutcome::Disturb(Disturbance::Delay(steps)),
         FaultAction::Reorder => CallOutcome::Disturb(Disturbance::Reorder),
+        FaultAction::Unordered => CallOutcome::Disturb(Disturbance::Unordered),
         FaultAction::Hang => CallOutcome::Disturb(Disturbance::Hang),
         FaultAction::LateCallback(steps) => CallOutcome::Disturb(Disturbance::LateCallback(steps)),
     }
@@ -200,5 +247,37 @@ fn verdict(action: &FaultAction, name: &str, index: u64) -> CallOutcome {
 impl fmt::Debug for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Faults").field("calls", &self.calls).field("plan", &self.plan).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_from_a_text() {
+        let plan: FaultPlan = "cuMemCreate@2=out-of-memory, cuLaunchKernel@7..=device-lost,cuEventQuery@25%=error:700,cuMemFree=error:1,a@0=unordered"
+            .parse()
+            .unwrap();
+        let want = FaultPlan::none()
+            .with(FaultRule::on("cuMemCreate", When::At(2), FaultAction::OutOfMemory))
+            .with(FaultRule::on("cuLaunchKernel", When::From(7), FaultAction::DeviceLost))
+            .with(FaultRule::on("cuEventQuery", When::Probability(0.25), FaultAction::Fail(700)))
+            .with(FaultRule::on("cuMemFree", When::Always, FaultAction::Fail(1)))
+            .with(FaultRule::on("a", When::At(0), FaultAction::Unordered));
+        assert_eq!(plan, want);
+        assert_eq!("".parse::<FaultPlan>().unwrap(), FaultPlan::none());
+        for wrong in [
+            "cuMemCreate",
+            "=device-lost",
+            "a@x=device-lost",
+            "a@-1=device-lost",
+            "a@101%=device-lost",
+            "a=broken",
+            "a=error:x",
+        ] {
+            let why = wrong.parse::<FaultPlan>().unwrap_err().to_string();
+            assert!(why.contains(&format!("{wrong:?} is no fault")), "{why}");
+        }
     }
 }

@@ -198,6 +198,9 @@ pub struct KernelSpec {
     pub block_threads: u32,
     /// The kernel leaves some bytes of its output bindings unchanged.
     pub gaps: bool,
+    /// The kernel may write what it also reads before it reads it. So a read of such a binding's
+    /// unwritten memory stays undetected.
+    pub writes_first: bool,
     /// The kernel can read bindings early, and a CUDA function takes the word of the grant behind
     /// its parameters. The function here gets no such word.
     pub early: bool,
@@ -220,6 +223,7 @@ impl KernelSpec {
             params,
             block_threads: 1024,
             gaps: false,
+            writes_first: false,
             early: false,
             limits: Vec::new(),
             maps: false,

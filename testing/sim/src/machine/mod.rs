@@ -142,6 +142,8 @@ pub struct MachineConfig {
     /// The most rounds of a loop of a graph; 65,536 by default. A loop that has had them, and would
     /// go on, is a fault of the device: it may have no end.
     pub loop_bound: u64,
+    /// The end of the text of each fault, such as how the same order comes again; none by default.
+    pub hint: Option<Box<str>>,
     /// The kernels.
     /// Default: no kernels.
     pub kernels: KernelRegistry,
@@ -166,6 +168,7 @@ impl Default for MachineConfig {
             on_mismatch: OnMismatch::default(),
             link: Link::default(),
             loop_bound: 1 << 16,
+            hint: None,
             kernels: KernelRegistry::new(),
         }
     }
@@ -364,6 +367,7 @@ struct Semaphore {
 pub(crate) struct MachineState {
     rng: Rng,
     faults: Faults,
+    hint: Option<Box<str>>,
     disturb: Option<Disturbance>,
     space: Space,
     detector: Detector,
@@ -509,6 +513,7 @@ impl Machine {
         let state = MachineState {
             rng: Rng::new(config.seed),
             faults: Faults::new(config.faults.clone()),
+            hint: config.hint.clone(),
             disturb: None,
             space: Space::new(config.devices, config.memory, config.pinned, config.poison)?,
             detector: Detector::new(config.detect, config.poison.unwrap_or(POISON)),

@@ -227,8 +227,9 @@ impl MachineState {
                 }
             }
             // A kernel that appends to memory that grows knows what it has written.
-            let appends = call.limits_of(i).is_some() && b.access.writes();
-            let unwritten = if appends { Unwritten::Never } else { Unwritten::All };
+            let appends = call.limits_of(i).is_some() || call.kernel.spec.writes_first;
+            let unwritten =
+                if appends && b.access.writes() { Unwritten::Never } else { Unwritten::All };
             self.note_access(place, parts, b.access, unwritten);
         }
         let bytes: u64 = all.iter().flat_map(|r| &r.windows).map(|(_, len)| len).sum();
@@ -505,6 +506,10 @@ impl MachineState {
             None => operation.name.to_string(),
         };
         let queue = operation.queue.and_then(|q| self.queues.get(&QueueId(q)));
+        let text = match &self.hint {
+            Some(hint) => format!("{text}; {hint}"),
+            None => text,
+        };
         Fault::new(
             name,
             queue.map_or_else(String::new, |q| q.name.to_string()),
