@@ -10,7 +10,8 @@
 #                devices; the command alone, copied elsewhere, in an empty environment
 #   serve        the server with the bundled model, and OpenAI's client: texts, streams, chats,
 #                errors, clients that go, a full queue, weights that sleep, the end
-#   valgrind     the command: no invalid access, nothing uninitialised read, nothing lost at the end
+#   valgrind     the command: no invalid access, nothing uninitialised read, nothing lost at its
+#                end; the instructions of steps of batches
 #   c-examples   programs in C, C++ and LLVM's IR over the installed libraries
 #   stress       random programs over the safe API against a sequential model, on the CPU, the
 #                simulated device, and CUDA and Metal over simulated drivers; programs of 4 ranks.
@@ -261,7 +262,7 @@ part=${1:-}
 case $part in
     main-job) main_job ;;
     serve) serve ;;
-    valgrind) valgrind_clean ;;
+    valgrind) valgrind_clean && ci/instructions.sh tests ;;
     c-examples) c_examples ;;
     stress) stress "$@" ;;
     *) sed -n 's/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;

@@ -534,7 +534,7 @@ impl Shared {
     }
 
     fn words<'a>(&'a self, values: &'a [(u64, u64)]) -> Words<'a> {
-        Words { buffer: &self.limits, values, large: self.each > u64::from(u32::MAX) }
+        Words { buffer: &self.limits, values }
     }
 
     /// Adds the shared bytes of those parts of which the device knows another number.

@@ -28,6 +28,7 @@ Examples:
   leasehold bench decode --model DIR --device cuda:0 --dtype bf16 --prompt 1000
   leasehold bench decode --config config.json --random-weights  a shape without weights
   leasehold bench decode --batch 8                               eight sequences together
+  leasehold bench decode --batch 1,8,32                          each of them, a line for each
   leasehold bench decode --batch 8 --join 1000                   how long they wait for a prompt
   leasehold bench decode --device cuda --ranks 2 --dtype bf16    two ranks beside one";
 

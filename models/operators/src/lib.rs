@@ -44,5 +44,5 @@ pub use library::Library;
 pub use operator::Operator;
 pub use part::BufferPart;
 #[cfg(feature = "sim")]
-pub use simulated::{simulate, simulate_mps};
+pub use simulated::{simulate, simulate_mps, simulate_without_results};
 pub use tensor::{DType, Tensor};

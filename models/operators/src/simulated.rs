@@ -29,6 +29,15 @@ pub fn simulate(registry: &KernelRegistry) -> Result<()> {
     simulate_with(registry, run)
 }
 
+/// Like [`simulate`], with kernels that compute nothing: what is left of a program is the host's
+/// work. Results are what memory had before.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_without_results(registry: &KernelRegistry) -> Result<()> {
+    simulate_with(registry, |_, _, _| Ok(()))
+}
+
 /// Like [`simulate`], with another way to run a launch of an entry that meets the requirements.
 pub(crate) fn simulate_with(registry: &KernelRegistry, run: impl Run) -> Result<()> {
     for cuda in CudaSpec::all() {

@@ -6,7 +6,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, Layout, MIN_ALIGN, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint};
-use leasehold_hal::{Fill, Op};
+use leasehold_hal::{Fill, KeepAlive, Op, Upload};
 
 /// Bytes of a limit, and of the number of bytes that are shared.
 const WORD: u64 = 8;
@@ -44,8 +44,6 @@ pub(super) struct Words<'a> {
     pub(super) buffer: &'a Lease<Buffer>,
     /// The number of a word, and its value. None: all words become 0.
     pub(super) values: &'a [(u64, u64)],
-    /// A maximum is 4 GiB or more.
-    pub(super) large: bool,
 }
 
 /// Writes words on a stream: all of them or none. `also`: operands that the write is ordered with.
@@ -95,38 +93,30 @@ pub(super) fn shorten(
     shrunk
 }
 
-/// Submits writes of words, after the scratch's waits. Their records are locked.
-fn submit_words(
-    core: &StreamInner,
-    scratch: &mut Scratch,
-    words: &[Words<'_>],
-) -> Result<Timepoint> {
-    let Scratch { waits, ops, .. } = scratch;
-    ops.clear();
-    push_waits(waits, ops)?;
-    for Words { buffer, values, large } in words {
-        let fill = |offset: u64, bytes: u64, pattern: u32| {
-            let (dst, native) = (buffer.addr() + offset, buffer.native());
-            Op::Fill(Fill { dst, native, bytes, pattern, width: 4 })
-        };
+/// Submits writes of words, after the scratch's waits: one for those side by side. Their records
+/// are locked.
+fn submit_words(core: &StreamInner, scratch: &Scratch, words: &[Words<'_>]) -> Result<Timepoint> {
+    let (mut ops, mut runs) = (Vec::new(), Vec::new());
+    push_waits(&scratch.waits, &mut ops)?;
+    for Words { buffer, values } in words {
+        let (dst, native, bytes) = (buffer.addr(), buffer.native(), buffer.len());
         if values.is_empty() {
-            ops.push(fill(0, buffer.len(), 0));
+            ops.push(Op::Fill(Fill { dst, native, bytes, pattern: 0, width: 4 }));
         }
-        for &(at, value) in *values {
-            // (On a little-endian device, as all are.)
-            ops.push(fill(at * WORD, 4, value as u32));
-            // A small maximum leaves the upper half 0.
-            if *large || value > u64::from(u32::MAX) {
-                ops.push(fill(at * WORD + 4, 4, (value >> 32) as u32));
-            }
+        for run in values.chunk_by(|a, b| a.0 + 1 == b.0) {
+            let values: Vec<u64> = run.iter().map(|(_, value)| value.to_le()).collect();
+            let (src, bytes) = (values.as_ptr().cast(), WORD * values.len() as u64);
+            let keep: KeepAlive = Arc::new(values);
+            runs.push((
+                keep,
+                Upload { src, dst: dst + run[0].0 * WORD, native, bytes, keep: None },
+            ));
         }
     }
+    ops.extend(runs.iter().map(|(keep, run)| Op::Upload(Upload { keep: Some(keep), ..*run })));
     // SAFETY: the words are buffers of this device, the stream's turn is held, and the records are
-    // locked.
-    let result = unsafe { core.raw.submit(ops) };
-    let count = ops.len();
-    ops.clear();
-    let value = result?;
-    core.count(count);
+    // locked. The submission keeps the values.
+    let value = unsafe { core.raw.submit(&ops) }?;
+    core.count(ops.len());
     Ok(core.timeline.at(value))
 }

@@ -48,6 +48,12 @@ unsafe fn run_fill(args: &CpuArgs<'_>) {
 
 const BINDINGS: [Access; 3] = [Access::ReadWrite, Access::Read, Access::Write];
 
+/// Names the function of a simulated device.
+const PTX: &str = "\
+    .version 8.0\n.target sm_75\n.address_size 64\n\
+    .visible .entry fill_parts(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 d)\n\
+    { ret; }\n";
+
 fn fill_of(source: KernelSource<'static>) -> KernelBase {
     let desc = KernelDesc::new("fill_parts", source, &BINDINGS, KernelCheck::any());
     base(desc.params_of::<u32>().limited_by(0, 1)).unwrap()
@@ -190,10 +196,6 @@ impl Pooled {
     const BLOCKS: [usize; PARTS] = [2, 0, 8, 5];
 
     fn new(runtime: &Runtime) -> Self {
-        const PTX: &str = "\
-            .version 8.0\n.target sm_75\n.address_size 64\n\
-            .visible .entry fill_parts(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 d)\n\
-            { ret; }\n";
         let source = match runtime.device().backend {
             BackendKind::Cpu => KernelSource::Cpu(run_fill),
             _ => KernelSource::Ptx(PTX.into()),
@@ -265,6 +267,34 @@ fn parts_of_a_pool_go_and_come_back_under_a_graph() {
         pool.resume().unwrap();
         assert_eq!((pool.stats().live, pool.stats().reserved), (0, 0));
     }
+}
+
+/// Limits are one copy or fill of the driver for parts side by side, whatever their number is.
+#[test]
+fn limits_of_parts_side_by_side_are_one_call() {
+    let (runtime, driver) = cuda_and_driver();
+    let (stream, out) = (runtime.stream(), runtime.zeros::<f32>(PARTS * 8).unwrap());
+    let parts = Growing::<u8>::with_parts(&runtime, PARTS, 8 << 20).unwrap();
+    let kernel = fill_of(KernelSource::Ptx(PTX.into()));
+    let expect = |change: std::ops::Range<usize>, blocks: usize, calls: u64, wanted| {
+        let count = || -> u64 {
+            let all = driver.machine().calls_by_name().into_iter();
+            let writes = |name: &str| name.starts_with("cuMemset") || name.starts_with("cuMemcpy");
+            all.filter(|(name, _)| writes(name)).map(|(_, count)| count).sum()
+        };
+        let (before, bytes) = (count(), 4 * BLOCK * blocks);
+        parts.parts(change.clone()).grow(stream, bytes).unwrap();
+        parts.parts(change).shrink(stream, bytes).unwrap();
+        assert_eq!(count() - before, calls);
+        launch_fill(stream, &kernel, &parts, &out);
+        assert_eq!(reached(&runtime, &out), wanted);
+    };
+    expect(0..4, 2, 1, [2, 2, 2, 2]);
+    expect(1..3, 3, 1, [2, 3, 3, 2]);
+    // Two parts are as long, and those that are not lie apart.
+    expect(0..4, 3, 2, [3, 3, 3, 3]);
+    expect(2..4, 1, 1, [3, 3, 1, 1]);
+    assert!(driver.machine().take_reports().is_empty());
 }
 
 /// The driver fails at each of its calls in turn: of a suspension and a resumption, then of a

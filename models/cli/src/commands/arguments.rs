@@ -147,9 +147,10 @@ pub struct DecodeArguments {
     #[command(flatten)]
     pub(crate) on: ModelArguments,
     /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
-    /// decoder of a single one when left out
-    #[arg(long, value_name = "N")]
-    pub(crate) batch: Option<NonZeroU32>,
+    /// decoder of a single one when left out. Several numbers are measured one after the other,
+    /// with one load of the weights: a line for each, or a JSON object
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pub(crate) batch: Vec<NonZeroU32>,
     /// Measures how long the sequences of `--batch` wait while a prompt of so many tokens joins
     /// them, and nothing else
     #[arg(long, value_name = "N", requires = "batch")]
@@ -166,6 +167,19 @@ pub struct DecodeArguments {
     /// Runs of each mode
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
+}
+
+impl DecodeArguments {
+    /// The sequences of `--batch`, beside an option that takes one number of them.
+    pub(crate) fn one_batch(&self, beside: &str) -> Result<Option<NonZeroU32>, Failure> {
+        match self.batch[..] {
+            [] => Ok(None),
+            [sequences] => Ok(Some(sequences)),
+            _ => Err(Failure::misuse(format!(
+                "--batch: several numbers, and {beside} takes one; give one"
+            ))),
+        }
+    }
 }
 
 /// A prompt of so many tokens, for a vocabulary of `ids` entries.

@@ -13,12 +13,10 @@ use crate::system::Devices;
 /// `leasehold bench decode`.
 pub fn decode(a: &DecodeArguments, devices: &dyn Devices) -> Result<(), Failure> {
     let plan = a.ranks.plan(a.on.device(), devices.simulates(a.on.device())?)?;
-    match (plan, a.batch, a.join) {
-        (Plan::Alone, Some(sequences), Some(prompt)) => {
-            bench_batch::run_join(a, sequences, prompt, devices)
-        }
-        (Plan::Alone, Some(sequences), None) => bench_batch::run(a, sequences, devices),
-        (Plan::Alone, None, _) => bench_decode::run(a, devices),
+    match (plan, &a.batch[..], a.join) {
+        (Plan::Alone, [], _) => bench_decode::run(a, devices),
+        (Plan::Alone, sizes, None) => bench_batch::run(a, sizes, devices),
+        (Plan::Alone, _, Some(prompt)) => bench_batch::run_join(a, prompt, devices),
         (plan, ..) => bench_ranks::run(a, plan, devices),
     }
 }

@@ -1,4 +1,5 @@
-//! `leasehold bench decode --batch N`: several sequences decoded together.
+//! `leasehold bench decode --batch N`: several sequences decoded together. Of several numbers each
+//! is measured, on the same weights.
 //!
 //! Before the timing, the results are compared: replayed steps with eager ones, and each sequence
 //! with the same sequence alone.
@@ -7,10 +8,10 @@
 
 use crate::commands::arguments::{DecodeArguments, Subject, prompt_of};
 use crate::commands::measures::{Bytes, copy_bandwidth};
-use crate::commands::run::{fits, load};
+use crate::commands::run::{Files, fits, load};
 use crate::commands::{operators, percentile, print_json};
 use crate::failure::Failure;
-use crate::system::Devices;
+use crate::system::{Devices, System};
 use crate::table::{Table, bytes};
 use leasehold_llama::{Batch, DType, Decoder, Mode, Model, Sampling, SequenceId, traffic};
 use serde::Serialize;
@@ -241,9 +242,10 @@ fn median(all: &[Rates]) -> Rates {
     }
 }
 
+/// Measures each of these numbers of sequences.
 pub(super) fn run(
     a: &DecodeArguments,
-    sequences: NonZeroU32,
+    sizes: &[NonZeroU32],
     devices: &dyn Devices,
 ) -> Result<(), Failure> {
     if a.tokens < 3 {
@@ -254,12 +256,37 @@ pub(super) fn run(
     let (files, dtype) = (a.on.read()?, a.on.dtype());
     let system = a.on.open(devices)?;
     let runtime = system.runtime.clone();
-    fits(&files, a.on.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
-    let copy_gigabytes_per_s = copy_bandwidth(&runtime, system.is_simulated())?;
+    let most = sizes.iter().copied().fold(NonZeroU32::MIN, NonZeroU32::max);
+    fits(&files, a.on.prompt as usize, a.tokens, most, dtype, &runtime)?;
+    let copy = copy_bandwidth(&runtime, system.is_simulated())?;
     let model = load(&runtime, &files, dtype, a.on.json())?;
+    let mut lines = (sizes.len() > 1 && !a.on.json()).then(Lines::default);
+    for &sequences in sizes {
+        let report = measure(a, &model, &files, sequences, copy, &system)?;
+        match &mut lines {
+            Some(lines) => lines.print(&report)?,
+            None if a.on.json() => print_json(&report)?,
+            None => print(&report)?,
+        }
+    }
+    drop(model);
+    runtime.synchronize()?;
+    system.check()
+}
+
+/// Compares the results of so many sequences, and measures them.
+fn measure(
+    a: &DecodeArguments,
+    model: &Model,
+    files: &Files,
+    sequences: NonZeroU32,
+    copy_gigabytes_per_s: f64,
+    system: &System,
+) -> Result<Report, Failure> {
+    let dtype = a.on.dtype();
     let ids = files.config.vocab_size.max(1) as u32;
     let prompts = (0..sequences.get()).map(|s| a.on.prompt_of(s, ids)).collect();
-    let runs = Runs { model: &model, prompts, tokens: a.tokens as usize };
+    let runs = Runs { model, prompts, tokens: a.tokens as usize };
     let results = runs.compare_modes()?;
     let (mut differ, mut as_alone) = (0.0_f64, 0);
     for at in 0..runs.prompts.len() {
@@ -269,8 +296,8 @@ pub(super) fn run(
     }
     if differ > tolerance(dtype) {
         return Err(Failure::new(format!(
-            "a sequence in the batch gave logits that differ by {differ:.1e} of the largest one \
-             from those alone; the limit is {:.1e}",
+            "one of {sequences} sequences in the batch gave logits that differ by {differ:.1e} of \
+             the largest one from those alone; the limit is {:.1e}",
             tolerance(dtype)
         )));
     }
@@ -283,21 +310,17 @@ pub(super) fn run(
         graph.push(g);
     }
     if a.verbose {
-        let alone = Decoder::new(&model, runs.positions(), 1, Sampling::default())?;
-        let batch = Batch::preallocated(&model, runs.prompts.len(), runs.positions(), Mode::Eager)?;
+        let alone = Decoder::new(model, runs.positions(), 1, Sampling::default())?;
+        let batch = Batch::preallocated(model, runs.prompts.len(), runs.positions(), Mode::Eager)?;
         operators::print(&alone.prompt_operators(a.on.prompt as usize)?, &batch.step_operators())?;
     }
-    drop(runs);
-    drop(model);
-    runtime.synchronize()?;
-    system.check()?;
     let (eager, graph) = (median(&eager), median(&graph));
     let read = traffic(&files.config, &files.weights, graph.positions as usize, dtype);
     let bytes_per_step =
         Bytes::new(read.weights, read.cache.saturating_mul(u64::from(sequences.get())));
     let gigabytes_per_s = bytes_per_step.total as f64 * graph.tokens_per_s_each / 1e9;
-    let report = Report {
-        subject: a.on.subject(files.name, &system),
+    Ok(Report {
+        subject: a.on.subject(files.name.clone(), system),
         batch: sequences.get(),
         tokens: a.tokens,
         repeat: a.repeat,
@@ -311,8 +334,40 @@ pub(super) fn run(
         share_of_bandwidth: gigabytes_per_s / copy_gigabytes_per_s,
         logits_differ_from_alone: differ,
         texts_as_alone: as_alone,
-    };
-    if a.on.json() { print_json(&report) } else { print(&report) }
+    })
+}
+
+/// A table of several numbers of sequences, whose lines appear as they are measured.
+#[derive(Default)]
+struct Lines {
+    begun: bool,
+}
+
+impl Lines {
+    fn print(&mut self, report: &Report) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        if !std::mem::replace(&mut self.begun, true) {
+            writeln!(
+                out,
+                "sequences    tokens      eager      graph  graph p99         all together  of a copy  differ  as alone"
+            )?;
+        }
+        let Report { eager, graph, .. } = report;
+        writeln!(
+            out,
+            "{:9}  {:8.0}  {:6.3} ms  {:6.3} ms  {:6.3} ms  {:10.0} tokens/s  {:7.1} %  {:.0e}  {:>8}",
+            report.batch,
+            graph.positions,
+            eager.step_ms_p50,
+            graph.step_ms_p50,
+            graph.step_ms_p99,
+            graph.tokens_per_s,
+            report.share_of_bandwidth * 100.0,
+            report.logits_differ_from_alone,
+            report.texts_as_alone
+        )?;
+        Ok(())
+    }
 }
 
 fn print(report: &Report) -> Result<(), Failure> {
@@ -389,10 +444,10 @@ struct JoinReport {
 /// Measures how long sequences wait while a prompt of so many tokens joins them.
 pub(super) fn run_join(
     a: &DecodeArguments,
-    sequences: NonZeroU32,
     join: NonZeroU32,
     devices: &dyn Devices,
 ) -> Result<(), Failure> {
+    let sequences = a.one_batch("--join")?.unwrap_or(NonZeroU32::MIN);
     let (files, dtype) = (a.on.read()?, a.on.dtype());
     let system = a.on.open(devices)?;
     let runtime = system.runtime.clone();

@@ -68,6 +68,7 @@ struct Rates {
 /// The measurement, on one rank's model and on all ranks'.
 struct Bench<'a> {
     arguments: &'a DecodeArguments,
+    batch: Option<NonZeroU32>,
     files: &'a Files,
 }
 
@@ -91,7 +92,7 @@ struct First {
 impl Bench<'_> {
     fn prompts(&self) -> Vec<Vec<u32>> {
         let ids = self.files.config.vocab_size.max(1) as u32;
-        let sequences = self.arguments.batch.map_or(1, NonZeroU32::get);
+        let sequences = self.batch.map_or(1, NonZeroU32::get);
         (0..sequences).map(|s| self.arguments.on.prompt_of(s, ids)).collect()
     }
 
@@ -99,7 +100,7 @@ impl Bench<'_> {
     /// those after the first token, which comes with them.
     fn begin<'m>(&self, model: &'m Model) -> Result<(Vec<First>, Runs<'m>, usize), Failure> {
         let runs = Runs { model, prompts: self.prompts(), tokens: self.arguments.tokens as usize };
-        if self.arguments.batch.is_none() {
+        if self.batch.is_none() {
             let logits = self.text(&runs)?.0;
             return Ok((vec![First { token: None, logits }], runs, 0));
         }
@@ -126,7 +127,7 @@ impl Bench<'_> {
     }
 
     fn timed(&self, runs: &Runs<'_>, starting: usize) -> Result<Rates, Failure> {
-        if self.arguments.batch.is_some() {
+        if self.batch.is_some() {
             let rates = runs.timed(Mode::Graph, starting)?;
             return Ok(Rates {
                 prompt_tokens_per_s: rates.prompt_tokens_per_s,
@@ -193,7 +194,7 @@ impl Bench<'_> {
         }
         if a.verbose && world.rank() == 0 {
             let alone = Decoder::new(&part, runs.positions(), 1, Sampling::default())?;
-            let step = match a.batch {
+            let step = match self.batch {
                 None => alone.step_operators(),
                 Some(_) => {
                     Batch::preallocated(&part, runs.prompts.len(), runs.positions(), Mode::Eager)?
@@ -252,7 +253,8 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan, devices: &dyn Devices) -> Res
     if a.join.is_some() {
         return Err(Failure::misuse("--join is measured on one rank; leave it or --ranks out"));
     }
-    if a.batch.is_some() && a.tokens < 3 {
+    let batch = a.one_batch("--ranks")?;
+    if batch.is_some() && a.tokens < 3 {
         return Err(Failure::misuse(
             "--batch: the first step is not timed; ask for 3 --tokens at least",
         ));
@@ -267,9 +269,9 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan, devices: &dyn Devices) -> Res
     part.config(&files.config).map_err(|e| Failure::misuse(e.to_string()).at(&files.name))?;
     let (device, number) = plan.devices(a.on.device());
     let system = a.on.open_from(devices, device, number)?;
-    let sequences = a.batch.unwrap_or(NonZeroU32::MIN);
+    let sequences = batch.unwrap_or(NonZeroU32::MIN);
     fits(&files, a.on.prompt as usize, a.tokens, sequences, a.on.dtype(), &system.runtime)?;
-    let bench = Bench { arguments: a, files: &files };
+    let bench = Bench { arguments: a, batch, files: &files };
     let (shows, mut member) = (plan.shows(), None);
     let measured = match plan {
         Plan::Member(world) => {
@@ -293,7 +295,7 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan, devices: &dyn Devices) -> Res
     let report = Report {
         subject: a.on.subject(files.name.clone(), &system),
         ranks: count,
-        batch: a.batch,
+        batch,
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes: files.weights.total_bytes(),

@@ -239,9 +239,9 @@ kernels! {
     };
     DecodeAttention, |p| decode(p), cuda: parts;
     Embedding, |p| rows(p.m, p.k.into());
-    Add, |p| elements(p);
-    Mul, |p| elements(p);
-    SiluMul, |p| elements(p);
+    Add, |p| elements(p), cuda: elements_by_eight;
+    Mul, |p| elements(p), cuda: elements_by_eight;
+    SiluMul, |p| elements(p), cuda: elements_by_eight;
     Cast, |p| elements(p);
     Fill, |p| Ok(shared((u64::from(p.bytes[0]) | (u64::from(p.bytes[1]) << 32)).div_ceil(16 * PIECE)));
     Copy2d, |p| units(p);
@@ -263,6 +263,13 @@ pub(super) fn row_of(p: &RowParams) -> Result<Grid, Refusal> {
 
 pub(super) fn elements(p: &ElementwiseParams) -> Result<Grid, Refusal> {
     pieces(p.rows, p.k.into())
+}
+
+/// The geometry of threads with eight elements each, where [`elements`] has four.
+fn elements_by_eight(p: &ElementwiseParams) -> Result<Grid, Refusal> {
+    width(p.k.into())?;
+    let pieces = u64::from(p.rows) * u64::from(p.k.div_ceil(PIECE as u32));
+    Ok(shared(pieces.div_ceil(2)))
 }
 
 /// The geometry of a copy: enough blocks for its 16-byte units. Rows that are copied in smaller

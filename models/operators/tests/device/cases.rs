@@ -245,6 +245,8 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
 
 fn norm(bench: &mut Bench<'_>, large: bool) {
     let mut sizes = vec![(1, 1), (3, 33), (2, 1024), (5, 1029), (1, 4099)];
+    // The longest rows that a thread keeps as two, four and eight pieces, and longer ones.
+    sizes.extend([(2, 31), (3, 2048), (2, 35), (3, 4092), (2, 37), (2, 8192), (1, 39), (2, 8196)]);
     if large {
         sizes.push((300, 4096));
     }

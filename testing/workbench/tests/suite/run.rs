@@ -154,10 +154,46 @@ fn decode_measures_several_sequences_together() {
     let output = call(&["bench", "decode", "--batch", "4000000000"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && text.contains("4000000000 sequences"), "{text}");
-    for wrong in [&["--batch", "0"][..], &["--batch", "2", "--tokens", "2"]] {
+    let several = ["--batch", "2,3"];
+    for wrong in [
+        &["--batch", "0"][..],
+        &["--batch", "2,0"],
+        &["--batch", "2", "--tokens", "2"],
+        &[&several[..], &["--join", "9"]].concat(),
+        &[&several[..], &["--ranks", "2"]].concat(),
+    ] {
         let output = call(&[&["bench", "decode"][..], wrong].concat());
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && text.contains("--batch"), "{text}");
+    }
+}
+
+#[test]
+fn decode_measures_several_numbers_of_sequences_with_one_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shape.json");
+    std::fs::write(&path, small_shape().to_string()).unwrap();
+    let bench = ["bench", "decode", "--random-weights", "--prompt", "4", "--tokens", "4"];
+    let path = ["--repeat", "1", "--batch", "3,1,5", "--config", path.to_str().unwrap()];
+    for device in [&["--device", "cpu:0"][..], &["--device", "cuda:0", "--sim"]] {
+        let bench = [&bench[..], &path, device].concat();
+        let text = |bench: &[&str]| String::from_utf8(call(bench).stdout).unwrap();
+        let reports = text(&[&bench[..], &["--json"]].concat());
+        let reports: Vec<serde_json::Value> =
+            reports.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let sizes: Vec<_> = reports.iter().map(|report| report["batch"].as_u64()).collect();
+        assert_eq!(sizes, [3, 1, 5].map(Some));
+        // A rate that all have is one measurement, as the weights are one load.
+        let copies: Vec<_> = reports.iter().map(|r| r["copy_gigabytes_per_s"].as_f64()).collect();
+        assert!(copies.iter().all(|copy| *copy == copies[0]), "{copies:?}");
+        for report in &reports {
+            assert!(report["graph"]["step_ms_p50"].as_f64().unwrap() > 0.0, "{report}");
+            assert_eq!(report["texts_as_alone"], report["batch"]);
+        }
+        let table = text(&bench);
+        let firsts: Vec<_> =
+            table.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+        assert_eq!(firsts, ["sequences", "3", "1", "5"], "{table}");
     }
 }
 
