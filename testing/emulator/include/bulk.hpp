@@ -108,7 +108,8 @@ void trace_agent(uintptr_t at, size_t bytes, bool writes, const Agent* agent, un
                     race(writes ? "write" : "read", at + n, after_write ? byte.written : byte.read, after_write, issued);
                 }
                 if (!writes && !proxied(byte.written)) {
-                    broken("race: a bulk copy reads what the generic proxy wrote, without fence.proxy.async between the two");
+                    const char* name = agent->name ? agent->name : "a bulk copy";
+                    broken("race: %s reads what the generic proxy wrote, without fence.proxy.async between the two", name);
                 }
             }
             (writes ? byte.written : byte.read) = left;

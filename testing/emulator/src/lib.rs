@@ -135,12 +135,13 @@ struct Compiled {
 pub struct Program(Arc<Compiled>);
 
 /// The files that the sources include.
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     ("include/fibers.hpp", include_str!("../include/fibers.hpp")),
     ("include/conversions.hpp", include_str!("../include/conversions.hpp")),
     ("include/cuda.hpp", include_str!("../include/cuda.hpp")),
     ("include/ptx.hpp", include_str!("../include/ptx.hpp")),
     ("include/bulk.hpp", include_str!("../include/bulk.hpp")),
+    ("include/products.hpp", include_str!("../include/products.hpp")),
     ("include/short_floats.hpp", include_str!("../include/short_floats.hpp")),
     ("include/metal_stdlib", include_str!("../include/metal_stdlib")),
 ];

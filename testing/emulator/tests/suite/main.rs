@@ -3,4 +3,5 @@
 mod cuda;
 mod maps;
 mod planted;
+mod products;
 mod short_floats;

@@ -16,7 +16,7 @@ fn compile_watched(text: &str, options: &[&str], watched: bool) -> Option<Emulat
 
 /// A tensor map before it is encoded.
 #[derive(Debug, Clone, Copy, Default)]
-struct Map {
+pub(crate) struct Map {
     device: u64,
     element: u8,
     rank: usize,
@@ -30,11 +30,12 @@ struct Map {
 
 const U32: u8 = 2;
 const F32: u8 = 7;
+pub(crate) const BF16: u8 = 9;
 const TF32: u8 = 11;
 
 impl Map {
     /// A tensor without gaps.
-    fn new(device: u64, element: u8, sizes: &[u64], boxes: &[u32]) -> Self {
+    pub(crate) fn new(device: u64, element: u8, sizes: &[u64], boxes: &[u32]) -> Self {
         let rank = sizes.len();
         let mut map = Self { device, element, rank, ..Self::default() };
         (map.sizes, map.boxes, map.steps) = ([1; 5], [1; 5], [1; 5]);
@@ -45,6 +46,10 @@ impl Map {
             map.strides[d] = map.strides[d - 1] * map.sizes[d - 1];
         }
         map
+    }
+
+    pub(crate) fn swizzled(self, swizzle: u8) -> Self {
+        Self { swizzle, ..self }
     }
 
     fn bytes(&self) -> usize {
@@ -67,7 +72,7 @@ impl Map {
     }
 
     /// The bytes of the simulated driver.
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> = self.sizes.iter().flat_map(|v| v.to_le_bytes()).collect();
         bytes.extend(self.strides[1..].iter().flat_map(|v| v.to_le_bytes()));
         bytes.extend(self.boxes.iter().chain(&self.steps).flat_map(|v| v.to_le_bytes()));
