@@ -63,7 +63,8 @@ pub enum Swizzle {
     B128 = 3,
 }
 
-/// The layout of a tensor whose channels are stored in slices.
+/// The layout of a tensor whose channels are stored in slices. Dimension 0 counts slices of 16 or 32
+/// bytes that lie one behind the other, and a box has one element of the last dimension but one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Interleave {
@@ -264,13 +265,23 @@ impl TensorMap {
         [self.interleave, self.swizzle, self.l2, self.nan]
     }
 
+    /// Bytes of what the first dimension counts: an element, or a slice of an interleaved tensor.
+    fn unit(&self) -> u64 {
+        match self.interleave {
+            1 => 16,
+            2 => 32,
+            _ => self.stride(0),
+        }
+    }
+
     /// Bytes from the tensor's first to its last one; `u64::MAX` for more than a number can count.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (0..self.rank().min(5)).fold(u64::from(self.stride(0) != 0), |end, i| {
+            let stride = if i == 0 { self.unit() } else { self.stride(i) };
             // The first dimension's last element has all of its bytes.
-            let last = self.size(i).saturating_sub(1).saturating_mul(self.stride(i));
-            let own = if i == 0 { self.stride(0).saturating_sub(1) } else { 0 };
+            let last = self.size(i).saturating_sub(1).saturating_mul(stride);
+            let own = if i == 0 { stride.saturating_sub(1) } else { 0 };
             end.saturating_add(last).saturating_add(own)
         })
     }
@@ -363,7 +374,10 @@ fn rules(map: &TensorMap) -> Result<(), String> {
         ));
     }
     let elements = |i: usize| u64::from(map.box_of(i).div_ceil(map.step_of(i)));
-    let bytes = u64::from(element.bytes()) * (0..rank).map(elements).product::<u64>();
+    let listed = u64::from(element.bytes()) * (0..rank).map(elements).product::<u64>();
+    // A box of an interleaved tensor has one of the slices that dimension counts.
+    let copied = map.unit() * (0..rank).filter(|i| i + 2 != rank).map(elements).product::<u64>();
+    let bytes = if interleave == 0 { listed } else { listed.max(copied) };
     if bytes > u64::from(BOX_BYTES) {
         return Err(format!(
             "a box has {bytes} bytes, and the shared memory of a block {BOX_BYTES} at most (boxDim)"
