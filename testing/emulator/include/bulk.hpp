@@ -279,6 +279,10 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
         const unsigned step = used && (d > 0 || map.interleave) ? map.steps[d] : 1;
         const bool right = size - 1 <= ~0u && stride >> 40 == 0 && (d == 0 || stride % align == 0) && box - 1 < 256 && step - 1 < 8;
         if (!right) broken("kernel %s: a tensor map whose dimension %u no driver accepts", name, d);
+        if (size > 1ull << 31) {
+            broken("kernel %s: a tensor map of %llu elements in dimension %u; beyond 2^31 a device ends a copy by an illegal instruction", name,
+                   (unsigned long long)size, d);
+        }
         tensor.sizes[d] = (long long)size;
         tensor.strides[d] = (long long)stride;
         tensor.counts[d] = (box + step - 1) / step;

@@ -409,6 +409,7 @@ fn maps_that_no_launch_can_use_are_told() {
         (120, &behind, "of 1024 bytes from byte 64 of binding 1 on, which has 1024"),
         (40, &[128], "of 1984 bytes from byte 0 of binding 1"),
         (40, &[72], "whose dimension 1 no driver accepts"),
+        (3, &[0x90], "beyond 2^31 a device ends a copy by an illegal instruction"),
         (76, &[0], "whose dimension 1 no driver accepts"),
         (96, &[9], "whose dimension 1 no driver accepts"),
         (72, &[3], "whose box has rows of 12 bytes"),
