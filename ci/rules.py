@@ -44,7 +44,7 @@ SIZES = {
     "packages": 24,
     "floors": 9,
     "lines of Rust in crates/*/src": 87_300,
-    "lines of Rust": 257_200,
+    "lines of Rust": 258_300,
     "public methods of leasehold": 249,
     "files of alloc with methods of Inner": 10,
     "lines of ARCHITECTURE.md": 180,

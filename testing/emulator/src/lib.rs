@@ -8,8 +8,8 @@
 //!
 //! CUDA's short floats are there (`cuda_fp16.h`, `cuda_bf16.h`, `cuda_fp8.h`), without the toolkit.
 //! Of inline PTX `mma.sync` is, with 16 rows and 8 columns, and `wgmma` with sums of `f32`. So are
-//! `mbarrier` and `cp.async.bulk`, with tensor maps and multicasts, and the fences and moves around. What is not known is
-//! refused with its line.
+//! `mbarrier` and `cp.async.bulk`, with tensor maps and multicasts, and fences and moves. What is
+//! not known is refused with its line.
 //!
 //! A tensor map is the 128 bytes of the simulated driver, which name memory by
 //! [`Operand::device`]. A map of other memory, a box that the instruction cannot copy, and counts
@@ -27,11 +27,12 @@
 //!   is a barrier, a meeting of a warp, or a flag: a fence and an atomic or volatile write in one
 //!   thread, an atomic or volatile read of it in the other. Ranges are looked at up to 16 MiB each,
 //!   variables of the source are not.
-//!   A bulk copy, or a warpgroup's product, is an access of its own, which a thread knows behind a
-//!   wait for it. What it reads needs `fence.proxy.async` behind the write.
+//!   A bulk copy, or a warpgroup's product, is an access of its own, which a thread knows behind
+//!   a wait for it. What it reads needs `fence.proxy.async` behind the write.
 //! * A missing barrier gives other results in one of the two orders of blocks and threads. So does
 //!   a missing wait for a bulk copy or a product: in the second order it runs as late as it may.
-//! * A sum of `wgmma` that a thread touches before its wait, or without a fence before the next one.
+//! * A sum of `wgmma` that a thread touches before its wait, or before the next product without a
+//!   fence.
 //! * A thread that ends before its bulk stores have read shared memory, and a bulk copy for which
 //!   no thread waits.
 //!
@@ -41,8 +42,9 @@
 //! block's shared memory are not looked for. Blocks of a cooperative launch take turns, without
 //! clusters; races between them are looked for as between other blocks, by any fence of the first.
 //!
-//! `im2col` copies, bulk reductions and bulk copies between blocks are refused. A device's bulk store writes pieces of 16 bytes: where rows of a tensor end
-//! within one, the H200 writes the rest of it. The emulator does not.
+//! `im2col` copies, bulk reductions and bulk copies between blocks are refused. A device's bulk
+//! store writes pieces of 16 bytes: where rows of a tensor end within one, the H200 writes the rest
+//! of it. The emulator does not.
 //!
 //! Products and sums are not fused, and functions of mathematics are the host's, so last bits may
 //! differ.

@@ -63,8 +63,8 @@ pub enum Swizzle {
     B128 = 3,
 }
 
-/// The layout of a tensor whose channels are stored in slices. Dimension 0 counts slices of 16 or 32
-/// bytes that lie one behind the other, and a box has one element of the last dimension but one.
+/// The layout of a tensor whose channels are stored in slices, which dimension 0 counts. A box has
+/// one element of the last dimension but one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Interleave {
@@ -267,11 +267,7 @@ impl TensorMap {
 
     /// Bytes of what the first dimension counts: an element, or a slice of an interleaved tensor.
     fn unit(&self) -> u64 {
-        match self.interleave {
-            1 => 16,
-            2 => 32,
-            _ => self.stride(0),
-        }
+        if self.interleave == 0 { self.stride(0) } else { 8 << self.interleave.min(2) }
     }
 
     /// Bytes from the tensor's first to its last one; `u64::MAX` for more than a number can count.
@@ -327,8 +323,7 @@ impl TensorMap {
 const BOX_BYTES: u32 = 227 << 10;
 
 /// The rule that a map breaks. The rules are those that the driver was seen to have on a device.
-/// Exceptions: the driver accepts sizes above 2^31, and some boxes with steps or slices that fit into
-/// no shared memory.
+/// Exceptions: the driver accepts sizes above 2^31, and boxes that fit into no shared memory.
 fn rules(map: &TensorMap) -> Result<(), String> {
     let Some(element) = map.element() else {
         return Err(format!("{} is no type of elements (tensorDataType)", map.element));
@@ -381,7 +376,7 @@ fn rules(map: &TensorMap) -> Result<(), String> {
     let listed = u64::from(element.bytes()) * (0..rank).map(elements).product::<u64>();
     // A box of an interleaved tensor has one of the slices that dimension counts.
     let copied = map.unit() * (0..rank).filter(|i| i + 2 != rank).map(elements).product::<u64>();
-    let bytes = if interleave == 0 { listed } else { listed.max(copied) };
+    let bytes = listed.max(copied);
     if bytes > u64::from(BOX_BYTES) {
         return Err(format!(
             "a box has {bytes} bytes, and the shared memory of a block {BOX_BYTES} at most (boxDim)"
