@@ -183,8 +183,8 @@ impl Shape {
         let rows: u64 = self.counts[1..].iter().product();
         for n in 0..rows {
             let (mut rest, mut inside, mut line) = (n, true, 0);
-            for d in 1..self.map.rank() {
-                let k = i64::from(at[d]) + (rest % self.counts[d]) as i64 * self.steps[d];
+            for (d, at) in at.iter().enumerate().take(self.map.rank()).skip(1) {
+                let k = i64::from(*at) + (rest % self.counts[d]) as i64 * self.steps[d];
                 rest /= self.counts[d];
                 inside &= k >= 0 && (k as u64) < self.map.size(d);
                 line += k * self.map.stride(d) as i64;
