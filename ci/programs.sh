@@ -51,7 +51,7 @@ missing() {
 have() { command -v "$1" >/dev/null 2>&1; }
 
 main_job() {
-    for example in quickstart foreign_framework; do
+    for example in quickstart foreign_framework multiply_by_maps; do
         said=$("$examples/$example" 2>&1) || { echo "$said" && exit 1; }
         echo "example $example: runs"
     done

@@ -51,7 +51,7 @@ FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("models/operators", 
 WITH_MACHINE_CODE = FOLDERS[0]
 DECODE = ["attention.cu", "attention_decode.cu"]
 # What users write, and what the emulator runs: compiled to see that it is CUDA C++.
-NEWEST = "compute_90"
+NEWEST = "compute_90a"
 PROGRAMS = [*sorted(ROOT.glob("examples/*.cu")), *sorted(ROOT.glob("testing/emulator/tests/*.cu"))]
 IMAGES = ROOT / "models/operators/images"
 LOCK = ROOT / "models/operators/kernels.lock"

@@ -4,7 +4,6 @@
 //! is large, and most work needs none of its products. A product is a foreign call on the stream:
 //! the runtime orders the call by its operands, as it orders a launch. All products of a
 //! [`Library`](crate::Library) share one workspace, so products on two streams follow each other.
-//! In a graph, keys and values have another one than queries: they are computed at one time.
 //! The library's heuristic selects an algorithm once for each shape.
 //!
 //! Two products of one `x` and one shape that follow each other are one call: a batch of two, whose
@@ -277,8 +276,7 @@ impl Drop for State {
 
 /// cuBLASLt for one runtime.
 pub(crate) struct Gemm {
-    /// The second one is for products beside others.
-    workspaces: [Lease<Buffer>; 2],
+    workspace: Lease<Buffer>,
     /// Whether the machine has the library, once somebody asked.
     present: OnceLock<bool>,
     state: Mutex<State>,
@@ -298,9 +296,8 @@ impl Gemm {
         if !able || !caps.vendor_libraries || std::env::var_os(REFUSAL).is_some() {
             return Ok(None);
         }
-        let workspace = || runtime.alloc(WORKSPACE)?.unlisted();
-        let workspaces = [workspace()?, workspace()?];
-        Ok(Some(Arc::new(Self { workspaces, present: OnceLock::new(), state: Mutex::default() })))
+        let workspace = runtime.alloc(WORKSPACE)?.unlisted()?;
+        Ok(Some(Arc::new(Self { workspace, present: OnceLock::new(), state: Mutex::default() })))
     }
 
     /// Returns whether the machine has the library. The first call loads it.
@@ -480,54 +477,25 @@ impl Products {
     /// The operands of the products beside the kernel's.
     pub(crate) fn own_operands(&self) -> impl Iterator<Item = Operand<'_>> {
         let up = self.gated.as_ref().map(|gated| gated.up.operand(Access::ReadWrite));
-        let workspaces = self.gemm.workspaces.iter().map(|workspace| workspace.read_write());
-        up.into_iter().chain(workspaces)
+        up.into_iter().chain([self.gemm.workspace.read_write()])
     }
 
     /// Submits the products as one foreign call, and the kernel behind those of a gated layer.
-    /// In a recording, queries are a call of their own, beside which the others run.
     pub(crate) fn encode(
         &self,
         stream: &Stream,
         name: &'static str,
         operands: &[Operand<'_>],
     ) -> Result<()> {
-        if let (Some(&[queries, ref others @ ..]), true) = (self.queries(), stream.is_recording()) {
-            let (shared, products) = operands.split_at(2);
-            let (first, rest) = products.split_at(3);
-            let [one, two] = &self.gemm.workspaces;
-            self.call(stream, name, &[queries], &[shared, first].concat(), one)?;
-            return self.call(stream, name, others, &[shared, rest].concat(), two);
-        }
+        let (gemm, shapes) = (self.gemm.clone(), self.shapes.clone());
         let mut all = operands.to_vec();
-        if let Some(gated) = &self.gated
+        if self.gated.is_some()
             && let Some(y) = all.pop()
         {
             // Behind `x`, the norm, and weight and bias of the first product.
             all.insert(4, y);
-            all.push(gated.up.operand(Access::ReadWrite));
         }
-        self.call(stream, name, &self.shapes, &all, &self.gemm.workspaces[0])?;
-        self.gated.as_ref().map_or(Ok(()), |gated| gated.multiply.encode(stream))
-    }
-
-    /// The shapes of three products whose first one is never part of a pair.
-    fn queries(&self) -> Option<&[Shape]> {
-        let [queries, keys, _] = &*self.shapes else { return None };
-        (queries != keys).then_some(&self.shapes)
-    }
-
-    /// Submits products as one foreign call.
-    fn call(
-        &self,
-        stream: &Stream,
-        name: &'static str,
-        shapes: &[Shape],
-        operands: &[Operand<'_>],
-        workspace: &Lease<Buffer>,
-    ) -> Result<()> {
-        let (gemm, shapes): (_, Arc<[Shape]>) = (self.gemm.clone(), shapes.into());
-        let all = [operands, &[workspace.read_write()]].concat();
+        all.extend(self.own_operands());
         let call = move |native: u64, bound: &[Binding]| {
             let [x, _, products @ .., workspace] = bound else {
                 return Err(Error::state("a product without operands"));
@@ -539,7 +507,8 @@ impl Products {
         };
         // SAFETY: the products read and write their operands and the workspace alone, through work
         // on the native stream.
-        unsafe { stream.foreign_call(name, &all, call) }
+        unsafe { stream.foreign_call(name, &all, call) }?;
+        self.gated.as_ref().map_or(Ok(()), |gated| gated.multiply.encode(stream))
     }
 }
 

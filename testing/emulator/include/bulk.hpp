@@ -108,7 +108,8 @@ void trace_agent(uintptr_t at, size_t bytes, bool writes, const Agent* agent, un
                     race(writes ? "write" : "read", at + n, after_write ? byte.written : byte.read, after_write, issued);
                 }
                 if (!writes && !proxied(byte.written)) {
-                    broken("race: a bulk copy reads what the generic proxy wrote, without fence.proxy.async between the two");
+                    const char* name = agent->name ? agent->name : "a bulk copy";
+                    broken("race: %s reads what the generic proxy wrote, without fence.proxy.async between the two", name);
                 }
             }
             (writes ? byte.written : byte.read) = left;
@@ -238,7 +239,7 @@ constexpr unsigned char ELEMENT_BYTES[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4
 // A tensor and the box that a copy takes of it. A copy without a map has one dimension of bytes.
 struct Tensor {
     uintptr_t at;
-    // Bytes of an element, its type, and bytes from row to row of the box.
+    // Bytes of an element or of a slice, the element's type, and bytes from row to row of the box.
     unsigned bytes, element, pitch, swizzle;
     bool nan;
     long long sizes[5], strides[5];
@@ -261,21 +262,27 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     memcpy(&map, (void*)address, sizeof(map));
     if (map.magic != MAGIC) broken("kernel %s: a tensor map that no driver has encoded", name);
     if (map.rank != dimensions) broken("kernel %s: a copy of %u dimensions by a tensor map of %u", name, dimensions, map.rank);
-    if (map.interleave != 0) broken("kernel %s: not emulated: a tensor map with an interleaved layout", name);
+    if (map.interleave > 2 || (map.interleave && map.rank < 3)) broken("kernel %s: a tensor map whose interleaved layout no driver accepts", name);
     if (map.element >= sizeof(ELEMENT_BYTES)) broken("kernel %s: not emulated: a tensor map of the data type %u", name, map.element);
     if (map.swizzle > 3) broken("kernel %s: not emulated: a tensor map with the swizzle mode %u", name, map.swizzle);
-    if (map.device % 16 != 0) broken("kernel %s: a tensor map of an address that is no multiple of 16", name);
-    Tensor tensor = {0, ELEMENT_BYTES[map.element], map.element, 0, map.swizzle, map.nan == 1, {}, {}, {}, {}};
+    // An interleaved layout has slices of 16 or 32 bytes in the place of elements. A box has one of the last dimension but one.
+    const unsigned unit = map.interleave ? 8u << map.interleave : ELEMENT_BYTES[map.element], align = map.interleave == 2 ? 32 : 16;
+    if (map.device % align != 0) broken("kernel %s: a tensor map of an address that is no multiple of %u", name, align);
+    Tensor tensor = {0, unit, map.element, 0, map.swizzle, map.nan == 1, {}, {}, {}, {}};
     uint64_t extent = tensor.bytes;
     for (unsigned d = 0; d < 5; ++d) {
         const bool used = d < dimensions;
         const uint64_t size = used ? whole(map.sizes[d]) : 1;
         const uint64_t stride = !used ? 0 : d == 0 ? tensor.bytes : whole(map.strides[d - 1]);
-        const unsigned box = used ? map.box[d] : 1;
+        const unsigned box = used && !(map.interleave && d + 2 == dimensions) ? map.box[d] : 1;
         // Without an interleaved layout the first step has no meaning.
-        const unsigned step = used && d > 0 ? map.steps[d] : 1;
-        const bool right = size - 1 <= ~0u && stride >> 40 == 0 && (d == 0 || stride % 16 == 0) && box - 1 < 256 && step - 1 < 8;
+        const unsigned step = used && (d > 0 || map.interleave) ? map.steps[d] : 1;
+        const bool right = size - 1 <= ~0u && stride >> 40 == 0 && (d == 0 || stride % align == 0) && box - 1 < 256 && step - 1 < 8;
         if (!right) broken("kernel %s: a tensor map whose dimension %u no driver accepts", name, d);
+        if (size > 1ull << 31) {
+            broken("kernel %s: a tensor map of %llu elements in dimension %u; beyond 2^31 a device ends a copy by an illegal instruction", name,
+                   (unsigned long long)size, d);
+        }
         tensor.sizes[d] = (long long)size;
         tensor.strides[d] = (long long)stride;
         tensor.counts[d] = (box + step - 1) / step;
@@ -284,7 +291,7 @@ Tensor decode(Register address, unsigned dimensions, unsigned access) {
     }
     // A swizzled row takes the whole width of the swizzle.
     const unsigned row = tensor.counts[0] * tensor.bytes, width = 16u << map.swizzle;
-    tensor.pitch = map.swizzle ? width : row;
+    tensor.pitch = map.swizzle && !map.interleave ? width : row;
     if (row % 16 != 0 || row > tensor.pitch) broken("kernel %s: a tensor map whose box has rows of %u bytes", name, row);
     const Operand* partly = nullptr;
     for (size_t i = 0; i < launched->operand_count; ++i) {
@@ -358,7 +365,8 @@ template <class F> void pieces(const Copy& copy, F f) {
             global += k * tensor.strides[i];
         }
         unsigned at = row_at;
-        for (long long byte = copy.first[0] * tensor.bytes, last = byte + row; byte < last; byte += 16, at += 16) {
+        for (unsigned piece = 0; piece < row; piece += 16, at += 16) {
+            const long long byte = (copy.first[0] + piece / tensor.bytes * tensor.steps[0]) * tensor.bytes + piece % tensor.bytes;
             const unsigned from = within(-byte), to = inside ? within(end - byte) : 0;
             // A swizzle moves pieces of 16 bytes by the number of their line of 128.
             const unsigned moved = at ^ (at >> 3 & ((1u << tensor.swizzle) - 1) << 4);

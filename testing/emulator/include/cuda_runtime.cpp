@@ -101,6 +101,8 @@ struct Agent {
     // The mbarrier, or the fiber, and its block.
     const volatile void* at;
     unsigned rank, number;
+    // Who it is, for messages; a bulk copy without a name.
+    const char* name;
     // The number before which any thread of the block has waited, since when, and the number for all threads.
     unsigned waited, waited_at, common;
     // The knowledge of the threads that arrived: in this phase, and before.
@@ -279,7 +281,9 @@ void about(size_t binding) {
     const unsigned b = other.block - 1, t = other.thread;
     char who[96], thread[40];
     snprintf(thread, sizeof(thread), "thread %u,%u,%u", t % block_dim.x, t / block_dim.x % block_dim.y, t / block_dim.x / block_dim.y);
-    snprintf(who, sizeof(who), "%s of block %u,%u,%u %s", t < THREADS ? thread : "a bulk copy", b % grid_dim.x, b / grid_dim.x % grid_dim.y,
+    // Products access shared memory only, whose agents are this cluster's.
+    const char* name = t < THREADS ? thread : at - watches[0].from < watches[0].bytes ? knowledge->agents[t - THREADS].name : nullptr;
+    snprintf(who, sizeof(who), "%s of block %u,%u,%u %s", name ? name : "a bulk copy", b % grid_dim.x, b / grid_dim.x % grid_dim.y,
              b / grid_dim.x / grid_dim.y, wrote ? "wrote" : "read");
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
@@ -485,13 +489,18 @@ void poll(const volatile void* p, size_t bytes, unsigned access) {
     last = {p, word};
 }
 
+void look_at_sums(uintptr_t at, size_t bytes, unsigned access, void* code);
+
 inline void look(const volatile void* p, size_t bytes, unsigned access, void* code, bool atomic = false, bool flag = true) {
     settle();
     if (atomic && block.together) poll(p, bytes, access);
     if (atomic && flag && knowledge) meet_at(p, access);
     const uintptr_t at = (uintptr_t)p;
     const uintptr_t stack = (uintptr_t)block.running->stack;
-    if (at - stack < STACK && bytes <= STACK - (at - stack)) return;
+    if (at - stack < STACK && bytes <= STACK - (at - stack)) {
+        if (block.running->sum_lists) look_at_sums(at, bytes, access, code);
+        return;
+    }
     for (size_t i = 0; i < launched->operand_count; ++i) {
         const Operand& o = launched->operands[i];
         if (at - o.at < o.bytes && bytes <= o.bytes - (at - o.at) && (o.access & access) == access) {
@@ -516,6 +525,7 @@ __attribute__((used)) void atomic(const volatile void* at, size_t size) {
 }  // namespace emulator
 
 #include "bulk.hpp"
+#include "products.hpp"
 
 // ---- The calls that the compiler makes before accesses
 
@@ -618,11 +628,13 @@ __attribute__((visibility("default"))) const char* emulate(emulator::Launch* lau
     blockDim = {launch->block[0], launch->block[1], launch->block[2]};
     gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
     begin_copies();
+    begin_products();
     if (launch->watched) begin_watching();
     auto body = [&] {
         emulator_call(launch->index, launch->words);
         settle();
         end_thread();
+        end_products();
     };
     const char* failure = run_grid(*launch, body, emulator_cluster(launch->index));
     end_watching();

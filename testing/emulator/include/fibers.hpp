@@ -80,6 +80,10 @@ struct Fiber {
     unsigned polled;
     // Its bulk groups: those so far, those up to the last store, and those whose reads it has waited for.
     unsigned groups, stores, stores_read;
+    // Its groups of products: those so far, those up to the last product, and those that it has waited for. The lists of their sums.
+    unsigned product_groups, products, products_over, sum_lists;
+    bool products_fenced;
+    void* sums;
 };
 
 struct Warp {
@@ -310,9 +314,9 @@ __attribute__((used)) inline Group* join(unsigned mask, const void* value, size_
 }
 
 // Every lane gives a value and gets all of them.
-template <class T> inline const T* exchange(T value) {
+template <class T> inline const T* exchange(T value, const char* what = "a shuffle") {
     static_assert(sizeof(T) <= 8, "a lane exchanges 8 bytes at most");
-    return (const T*)join(~0u, &value, sizeof(T), "a shuffle")->slots;
+    return (const T*)join(~0u, &value, sizeof(T), what)->slots;
 }
 
 inline void make_fibers() {
@@ -388,6 +392,8 @@ inline void begin_block() {
         fiber.waits = nullptr;
         memset(fiber.looks, 0, sizeof(fiber.looks));
         fiber.polled = fiber.groups = fiber.stores = fiber.stores_read = 0;
+        fiber.product_groups = fiber.products = fiber.products_over = fiber.sum_lists = 0;
+        fiber.products_fenced = false;
     }
 }
 
@@ -492,7 +498,10 @@ inline const char* run_grid(Launch& launch, const unsigned* source, void (*body)
 
 // Gives back what launches took.
 inline void end() {
-    for (unsigned i = 0; block.fibers && i < FIBERS && block.fibers[i].stack; ++i) munmap(block.fibers[i].stack - GUARD, GUARD + STACK);
+    for (unsigned i = 0; block.fibers && i < FIBERS && block.fibers[i].stack; ++i) {
+        munmap(block.fibers[i].stack - GUARD, GUARD + STACK);
+        free(block.fibers[i].sums);
+    }
     free(block.fibers);
     free(block.copies);
     while (Group* group = block.groups) {

@@ -40,6 +40,13 @@ void bulk_wait(Register groups);
 void bulk_wait_read(Register groups);
 void fence_proxy();
 
+// Products of a warpgroup: elements as PTX names them, in the order f16, bf16, tf32. The last list has the two matrices, whether the
+// sum so far counts, both signs, and whether each matrix is transposed. Words are the first matrix in registers.
+void products_fence();
+void products_commit();
+void products_wait(Register groups);
+void start_product(unsigned element, unsigned columns, float* const* sums, const unsigned* words, const Register (&of)[7]);
+
 #pragma GCC visibility pop
 
 }  // namespace emulator
@@ -71,6 +78,13 @@ template <class T> inline void assign(T& to, Register v) {
 
 inline Register same(Register v) { return v; }
 inline Register low(Register v) { return (unsigned)v; }
+// Two floats, the upper one first.
+inline Register pair_of_bf16(Register upper, Register lower) {
+    return (Register)to_bf16(float_of((unsigned)upper)) << 16 | to_bf16(float_of((unsigned)lower));
+}
+inline Register pair_of_f16(Register upper, Register lower) {
+    return (Register)f32_to_f16(float_of((unsigned)upper)) << 16 | f32_to_f16(float_of((unsigned)lower));
+}
 inline Register select(Register yes, Register no, Register predicate) { return predicate ? yes : no; }
 inline Register equal(Register a, Register b) { return (unsigned)a == (unsigned)b; }
 inline Register unequal(Register a, Register b) { return (unsigned)a != (unsigned)b; }
@@ -79,6 +93,11 @@ inline void elect(Register& leader, Register& own, Register mask) {
     const char none = 0;
     leader = (Register)__builtin_ctz(met(join((unsigned)mask, &none, 1, "elect.sync")));
     own = leader == lane();
+}
+// A sum stays in its variable, which the compiler must keep in memory.
+template <class S> inline float* sum_at(S& sum) {
+    static_assert(sizeof(S) == 4, "a register has 4 bytes");
+    return (float*)&sum;
 }
 inline void cluster_wait() { await("barrier.cluster.wait"); }
 template <class... A> inline void nothing(A...) {}

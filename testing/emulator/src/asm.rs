@@ -17,9 +17,13 @@ const FACTORS: [(&str, &str, &[u32]); 5] = [
     ("e5m2", "E5m2", &[32]),
 ];
 
+/// Types of a warpgroup's product: PTX's name, the header's number, and the columns of the first
+/// factor. Those of 16 bits can be transposed.
+const ELEMENTS: [(&str, u32, u32); 3] = [("f16", 0, 16), ("bf16", 1, 16), ("tf32", 2, 8)];
+
 /// Instructions as a function of the header: PTX's name without what has no meaning here, how many
 /// operands the function assigns, and the function. A place counts as one operand.
-const INSTRUCTIONS: [(&str, usize, &str); 58] = [
+const INSTRUCTIONS: [(&str, usize, &str); 65] = [
     ("mbarrier.init.shared.b64", 0, "mbarrier_init"),
     ("mbarrier.inval.shared.b64", 0, "mbarrier_inval"),
     ("mbarrier.arrive.shared.b64", 1, "mbarrier_arrive"),
@@ -61,6 +65,11 @@ const INSTRUCTIONS: [(&str, usize, &str); 58] = [
     ("prefetch.tensormap", 0, "nothing"),
     ("griddepcontrol.wait", 0, "nothing"),
     ("griddepcontrol.launch_dependents", 0, "nothing"),
+    ("wgmma.fence.sync.aligned", 0, "products_fence"),
+    ("wgmma.commit_group.sync.aligned", 0, "products_commit"),
+    ("wgmma.wait_group.sync.aligned", 0, "products_wait"),
+    ("setmaxnreg.inc.sync.aligned.u32", 0, "nothing"),
+    ("setmaxnreg.dec.sync.aligned.u32", 0, "nothing"),
     ("elect.sync", 0, "elect"),
     ("barrier.cluster.arrive.aligned", 0, "arrive"),
     ("barrier.cluster.arrive.release.aligned", 0, "arrive"),
@@ -74,6 +83,8 @@ const INSTRUCTIONS: [(&str, usize, &str); 58] = [
     ("mapa.shared::cluster.u32", 1, "mapa"),
     ("mapa.shared::cluster.u64", 1, "mapa"),
     ("cvt.u32.u64", 1, "low"),
+    ("cvt.rn.bf16x2.f32", 1, "pair_of_bf16"),
+    ("cvt.rn.f16x2.f32", 1, "pair_of_f16"),
     ("mov.b32", 1, "low"),
     ("mov.u32", 1, "low"),
     ("mov.s32", 1, "low"),
@@ -169,7 +180,7 @@ fn instructions(
     let lines: Vec<&str> = template.lines().map(|l| l.split("//").next().unwrap_or(l)).collect();
     let template = lines.join(" ").replace("%=", &number.to_string());
     let mut names: Names<'_> = vec![("_", "emulated__".to_owned())];
-    let mut code = String::new();
+    let (mut code, mut sums) = (String::new(), Vec::new());
     for part in template.split(';') {
         let mut part = part.trim_start_matches(|c: char| c.is_whitespace() || "{}".contains(c));
         while let Some((label, rest)) = label(part) {
@@ -191,8 +202,17 @@ fn instructions(
             part = rest.trim();
         }
         if !part.is_empty() {
-            code.push_str(&instruction(part, operands.len(), &names, number)?);
+            let call = if part.starts_with("wgmma.mma_async.") {
+                warpgroup_product(part, operands, &names, &mut sums)?
+            } else {
+                instruction(part, operands.len(), &names, number)?
+            };
+            code.push_str(&call);
         }
+    }
+    // Nothing is no access to a register.
+    if code.is_empty() {
+        return Some("do {} while (0)".to_owned());
     }
     names.sort();
     names.dedup();
@@ -202,6 +222,9 @@ fn instructions(
     }
     let mut results = String::new();
     for (i, (operand, constraint)) in std::iter::zip(operands, constraints).enumerate() {
+        if sums.contains(&i) {
+            continue;
+        }
         let from = if constraint.starts_with('=') { "0" } else { operand };
         let _ = write!(out, " emulator::Register emulated_{i} = emulator::bits({from});");
         if constraint.starts_with(['=', '+']) {
@@ -209,7 +232,7 @@ fn instructions(
         }
     }
     let _ = write!(out, " {code}{results}}} while (0)");
-    (!code.is_empty()).then_some(out)
+    Some(out)
 }
 
 /// The name of a register or label in a name of C++.
@@ -285,8 +308,9 @@ fn operands_of(text: &str) -> Vec<&str> {
 
 /// The call for one instruction.
 fn instruction(text: &str, count: usize, names: &Names<'_>, number: usize) -> Option<String> {
-    let (opcode, rest) =
-        text.split_once([' ', '[']).map_or((text, ""), |(opcode, _)| text.split_at(opcode.len()));
+    let (opcode, rest) = text
+        .split_once([' ', '[', '{'])
+        .map_or((text, ""), |(opcode, _)| text.split_at(opcode.len()));
     let mut operands = operands_of(rest);
     if let "bra" | "bra.uni" = opcode {
         let [label] = operands[..] else { return None };
@@ -329,6 +353,66 @@ fn instruction(text: &str, count: usize, names: &Names<'_>, number: usize) -> Op
     let (to, from) = operands.split_at_checked(*assigned)?;
     let to = to.first().map_or(String::new(), |to| format!("{to} = "));
     Some(format!("{to}emulator::{function}({}); ", from.join(", ")))
+}
+
+/// The call that starts a product of a warpgroup. The numbers of the operands that are its sums go
+/// to `sums`: they stay in their variables.
+fn warpgroup_product(
+    text: &str,
+    operands: &[String],
+    names: &Names<'_>,
+    sums: &mut Vec<usize>,
+) -> Option<String> {
+    let (name, rest) = text.split_at(text.find([' ', '{'])?);
+    let (columns, kind) =
+        name.strip_prefix("wgmma.mma_async.sync.aligned.m64n")?.split_once('k')?;
+    let kind: Vec<&str> = kind.split('.').collect();
+    let [depth, "f32", first, second] = kind[..] else { return None };
+    let (_, element, depths) = ELEMENTS.iter().find(|(ptx, _, _)| *ptx == first)?;
+    let columns: usize = columns.parse().ok()?;
+    let is_shape = columns.is_multiple_of(8) && (8..=256).contains(&columns);
+    if first != second || depth.parse() != Ok(*depths) || !is_shape {
+        return None;
+    }
+    let [to, a, rest @ ..] = &operands_of(rest)[..] else { return None };
+    let list = |text: &str| -> Option<Vec<usize>> {
+        let number =
+            |r: &str| r.trim().strip_prefix('%')?.parse().ok().filter(|&n| n < operands.len());
+        text.strip_prefix('{')?.strip_suffix('}')?.split(',').map(number).collect()
+    };
+    let to = list(to)?;
+    // A matrix in registers cannot be transposed.
+    let in_registers = a.starts_with('{');
+    let turns = if *depths == 16 { 2 - usize::from(in_registers) } else { 0 };
+    if to.len() != columns / 2 || rest.len() != 4 + turns {
+        return None;
+    }
+    let value =
+        |text: &str| Some(format!("(emulator::Register){}", value(text, operands.len(), names)?));
+    let mut of = rest.iter().map(|o| value(o)).collect::<Option<Vec<_>>>()?;
+    let mut words = "nullptr";
+    let mut call = String::from("{ ");
+    if in_registers {
+        let a = list(a).filter(|a| a.len() == 4)?;
+        let a: Vec<String> = a.iter().map(|n| format!("(unsigned)emulated_{n}")).collect();
+        let _ = write!(call, "const unsigned emulated_words[] = {{{}}}; ", a.join(", "));
+        words = "emulated_words";
+        of.insert(0, "0".to_owned());
+        of.splice(5..5, (turns > 0).then(|| "0".to_owned()));
+    } else {
+        of.insert(0, value(a)?);
+    }
+    of.resize(7, "0".to_owned());
+    let places: Vec<String> =
+        to.iter().map(|&n| format!("emulator::sum_at({})", operands[n])).collect();
+    let _ = write!(
+        call,
+        "float* const emulated_sums[] = {{{}}}; emulator::start_product({element}, {columns}, emulated_sums, {words}, {{{}}}); }} ",
+        places.join(", "),
+        of.join(", ")
+    );
+    sums.extend(to);
+    Some(call)
 }
 
 /// The call for `mma.sync` of 16 rows and 8 columns.
@@ -418,21 +502,38 @@ mod tests {
                 "{.reg .b32 r; elect.sync r|_, 0xffffffff; mov.u32 %0, r;}",
                 "emulator::elect(emulated_r, emulated__, 0xffffffff);",
             ),
+            ("", "do {} while (0)"),
         ] {
             let text =
                 format!("asm volatile(\"{template}\" : \"+r\"(x) : \"l\"(y[1]) : \"memory\");");
             let call = translated(&text).unwrap_or_else(|| panic!("{template}"));
             assert!(
-                call.contains(want) && call.contains("emulated_1 = emulator::bits(y[1]);"),
+                call.contains(want)
+                    && (template.is_empty() || call.contains("emulated_1 = emulator::bits(y[1]);")),
                 "{call}"
             );
         }
     }
 
     #[test]
+    fn a_product_of_a_warpgroup_adds_to_variables() {
+        let text = r#"asm volatile("{.reg .pred add; setp.ne.b32 add, %6, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, add, 1, -1, 0, 1;}" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b), "r"(n));"#;
+        let call = translated(text).unwrap();
+        let want = "{ float* const emulated_sums[] = {emulator::sum_at(d[0]), emulator::sum_at(d[1]), emulator::sum_at(d[2]), emulator::sum_at(d[3])}; emulator::start_product(1, 8, emulated_sums, nullptr, {(emulator::Register)emulated_4, (emulator::Register)emulated_5, (emulator::Register)emulated_add, (emulator::Register)1, (emulator::Register)-1, (emulator::Register)0, (emulator::Register)1}); }";
+        assert!(call.contains(want) && !call.contains("bits(d["), "{call}");
+        let text = r#"asm("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32{%0,%0,%0,%0}, {%1,%1,%1,%1}, %2, 1, 1, 1;" : "+f"(d) : "r"(a), "l"(b));"#;
+        let call = translated(text).unwrap();
+        assert!(call.contains("emulated_words, {0, (emulator::Register)emulated_2, "), "{call}");
+    }
+
+    #[test]
     fn what_is_not_in_the_table_stays() {
         for text in [
-            "asm(\"\");",
+            "asm(\"wgmma.mma_async.sync.aligned.m64n8k16.f32.e4m3.e4m3 {%0, %0, %0, %0}, %1, %1, 1, 1, 1, 0, 0;\" : \"+f\"(d) : \"l\"(a));",
+            "asm(\"wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {%0, %0, %0, %0, %0, %0}, %1, %1, 1, 1, 1, 0, 0;\" : \"+f\"(d) : \"l\"(a));",
+            "asm(\"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %0, %0}, %1, %1, 1, 1, 1, 0, 0;\" : \"+f\"(d) : \"l\"(a));",
+            "asm(\"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;\" : \"+f\"(d) : \"l\"(a));",
+            "asm(\"wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%0, %0, %0, %0}, %1, %1, %1, 0, 1, 1, 1, 0, 0;\" : \"+f\"(d) : \"l\"(a));",
             "asm(\"cp.async.bulk.commit_group; membar.gl;\");",
             "asm(\"mov.b32 %0, unknown;\" : \"=r\"(x));",
             "asm(\"mov.b32 %1, 0;\" : \"=r\"(x));",

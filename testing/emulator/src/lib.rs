@@ -1,15 +1,15 @@
 //! CUDA and Metal kernels on the host, for tests: their sources, compiled as C++, run block by
 //! block. The threads of a block are fibers, so barriers and shuffles are real. Inline PTX for
-//! Hopper's tensor maps and bulk copies is understood.
+//! Hopper's tensor maps, bulk copies and products is understood.
 //!
 //! * [`Program::cuda`] compiles CUDA C++ with `g++`; `include/cuda.hpp` has the language.
 //! * [`Program::metal`] compiles the Metal shading language with `clang++`, for which address
 //!   spaces are a part of a pointer's type; `include/metal_stdlib` is the standard library.
 //!
 //! CUDA's short floats are there (`cuda_fp16.h`, `cuda_bf16.h`, `cuda_fp8.h`), without the toolkit.
-//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns. So are `mbarrier` and `cp.async.bulk`,
-//! with tensor maps and multicasts, and the fences and moves around them. What is not known is
-//! refused with its line.
+//! Of inline PTX `mma.sync` is, with 16 rows and 8 columns, and `wgmma` with sums of `f32`. So are
+//! `mbarrier` and `cp.async.bulk`, with tensor maps and multicasts, and fences and moves. What is
+//! not known is refused with its line.
 //!
 //! A tensor map is the 128 bytes of the simulated driver, which name memory by
 //! [`Operand::device`]. A map of other memory, a box that the instruction cannot copy, and counts
@@ -27,10 +27,12 @@
 //!   is a barrier, a meeting of a warp, or a flag: a fence and an atomic or volatile write in one
 //!   thread, an atomic or volatile read of it in the other. Ranges are looked at up to 16 MiB each,
 //!   variables of the source are not.
-//!   A bulk copy is an access of its own, which a thread knows behind a wait for it. What it reads
-//!   needs `fence.proxy.async` behind the write.
+//!   A bulk copy, or a warpgroup's product, is an access of its own, which a thread knows behind
+//!   a wait for it. What it reads needs `fence.proxy.async` behind the write.
 //! * A missing barrier gives other results in one of the two orders of blocks and threads. So does
-//!   a missing wait for a bulk copy: in the second order the copy runs as late as it may.
+//!   a missing wait for a bulk copy or a product: in the second order it runs as late as it may.
+//! * A sum of `wgmma` that a thread touches before its wait, or before the next product without a
+//!   fence.
 //! * A thread that ends before its bulk stores have read shared memory, and a bulk copy for which
 //!   no thread waits.
 //!
@@ -40,9 +42,9 @@
 //! block's shared memory are not looked for. Blocks of a cooperative launch take turns, without
 //! clusters; races between them are looked for as between other blocks, by any fence of the first.
 //!
-//! Tensor maps with interleaved layouts, `im2col` copies, bulk reductions and bulk copies between
-//! blocks are refused. A device's bulk store writes pieces of 16 bytes: where rows of a tensor end
-//! within one, the H200 writes the rest of it. The emulator does not.
+//! `im2col` copies, bulk reductions and bulk copies between blocks are refused. A device's bulk
+//! store writes pieces of 16 bytes: where rows of a tensor end within one, the H200 writes the rest
+//! of it. The emulator does not.
 //!
 //! Products and sums are not fused, and functions of mathematics are the host's, so last bits may
 //! differ.
@@ -136,12 +138,13 @@ struct Compiled {
 pub struct Program(Arc<Compiled>);
 
 /// The files that the sources include.
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     ("include/fibers.hpp", include_str!("../include/fibers.hpp")),
     ("include/conversions.hpp", include_str!("../include/conversions.hpp")),
     ("include/cuda.hpp", include_str!("../include/cuda.hpp")),
     ("include/ptx.hpp", include_str!("../include/ptx.hpp")),
     ("include/bulk.hpp", include_str!("../include/bulk.hpp")),
+    ("include/products.hpp", include_str!("../include/products.hpp")),
     ("include/short_floats.hpp", include_str!("../include/short_floats.hpp")),
     ("include/metal_stdlib", include_str!("../include/metal_stdlib")),
 ];

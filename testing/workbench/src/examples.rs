@@ -94,3 +94,10 @@ Examples:
   leasehold-workbench stress --device sim:0 --ranks 4 --seeds 50  four ranks, with collectives
   leasehold-workbench stress --device sim:0 --through c --seeds 10  each step by calls of the C ABI
   leasehold-workbench stress --seed 7 --ops 1000 --threads 2     one program again";
+
+#[cfg(feature = "cuda")]
+pub(crate) const MAPS: &str = "\
+Examples:
+  leasehold-workbench maps --device cuda:0                       ten thousand maps on a GPU
+  leasehold-workbench maps --sim --maps 200                      over a simulated driver
+  leasehold-workbench maps --sim --seed 7 --maps 1               one map again";

@@ -42,6 +42,10 @@ enum Command {
     /// Runs random programs on a device, against a model
     #[command(after_help = examples::STRESS)]
     Stress(stress::Arguments),
+    /// Tries random tensor maps beside CUDA's driver, and copies their boxes
+    #[cfg(feature = "cuda")]
+    #[command(after_help = examples::MAPS)]
+    Maps(commands::maps::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +58,8 @@ fn main() -> ExitCode {
                 Command::Bench(a) => bench::run(a)?,
                 Command::Conformance(a) => return conformance::run(a),
                 Command::Stress(a) => return stress::run(a),
+                #[cfg(feature = "cuda")]
+                Command::Maps(a) => commands::maps::run(a)?,
             }
             Ok(ExitCode::SUCCESS)
         },

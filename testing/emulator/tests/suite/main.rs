@@ -4,4 +4,5 @@ mod cuda;
 mod inline;
 mod maps;
 mod planted;
+mod products;
 mod short_floats;

@@ -16,7 +16,7 @@ fn compile_watched(text: &str, options: &[&str], watched: bool) -> Option<Emulat
 
 /// A tensor map before it is encoded.
 #[derive(Debug, Clone, Copy, Default)]
-struct Map {
+pub(crate) struct Map {
     device: u64,
     element: u8,
     rank: usize,
@@ -24,17 +24,19 @@ struct Map {
     strides: [u64; 5],
     boxes: [u32; 5],
     steps: [u32; 5],
+    interleave: u8,
     swizzle: u8,
     nan: bool,
 }
 
 const U32: u8 = 2;
 const F32: u8 = 7;
+pub(crate) const BF16: u8 = 9;
 const TF32: u8 = 11;
 
 impl Map {
     /// A tensor without gaps.
-    fn new(device: u64, element: u8, sizes: &[u64], boxes: &[u32]) -> Self {
+    pub(crate) fn new(device: u64, element: u8, sizes: &[u64], boxes: &[u32]) -> Self {
         let rank = sizes.len();
         let mut map = Self { device, element, rank, ..Self::default() };
         (map.sizes, map.boxes, map.steps) = ([1; 5], [1; 5], [1; 5]);
@@ -47,18 +49,34 @@ impl Map {
         map
     }
 
+    pub(crate) fn swizzled(self, swizzle: u8) -> Self {
+        Self { swizzle, ..self }
+    }
+
+    /// Bytes of an element, or of a slice of an interleaved layout.
     fn bytes(&self) -> usize {
+        if self.interleave > 0 {
+            return 8 << self.interleave;
+        }
         [1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4][usize::from(self.element)]
     }
 
     fn count(&self, d: usize) -> usize {
-        let step = if d == 0 { 1 } else { self.steps[d] };
-        self.boxes[d].div_ceil(step) as usize
+        match self.interleave {
+            0 if d == 0 => self.boxes[0] as usize,
+            // A box has one slice.
+            1.. if d + 2 == self.rank => 1,
+            _ => self.boxes[d].div_ceil(self.steps[d]) as usize,
+        }
     }
 
     /// Bytes from row to row of a box in shared memory: a swizzle takes its whole width.
     fn pitch(&self) -> usize {
-        if self.swizzle == 0 { self.count(0) * self.bytes() } else { 16 << self.swizzle }
+        if self.swizzle == 0 || self.interleave > 0 {
+            self.count(0) * self.bytes()
+        } else {
+            16 << self.swizzle
+        }
     }
 
     /// Bytes of a box in shared memory.
@@ -67,12 +85,21 @@ impl Map {
     }
 
     /// The bytes of the simulated driver.
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> = self.sizes.iter().flat_map(|v| v.to_le_bytes()).collect();
         bytes.extend(self.strides[1..].iter().flat_map(|v| v.to_le_bytes()));
         bytes.extend(self.boxes.iter().chain(&self.steps).flat_map(|v| v.to_le_bytes()));
         let rank = self.rank as u8;
-        bytes.extend([self.element, rank, 0, self.swizzle, 0, u8::from(self.nan), 0x4d, 0x54]);
+        bytes.extend([
+            self.element,
+            rank,
+            self.interleave,
+            self.swizzle,
+            0,
+            u8::from(self.nan),
+            0x4d,
+            0x54,
+        ]);
         bytes.extend(self.device.to_le_bytes());
         bytes
     }
@@ -83,17 +110,21 @@ impl Map {
         for n in 0..(0..5).map(|d| self.count(d)).product() {
             let (mut rest, mut inside, mut place) = (n, true, 0);
             for (d, &first) in first.iter().enumerate() {
-                let step = if d == 0 { 1 } else { i64::from(self.steps[d]) };
+                let has_step = d > 0 || self.interleave > 0;
+                let step = if has_step { i64::from(self.steps[d]) } else { 1 };
                 let k = i64::from(first) + (rest % self.count(d)) as i64 * step;
                 rest /= self.count(d);
                 inside &= k >= 0 && k < self.sizes[d] as i64;
                 place += k * self.strides[d] as i64;
             }
             let (row, byte) = (n / self.count(0), n % self.count(0) * self.bytes());
-            let at = from + row * self.pitch() + byte;
-            // Bits 4 to 6 change by bits 7 to 9.
-            let moved = at ^ ((at >> 7 & [0, 1, 3, 7][usize::from(self.swizzle)]) << 4);
-            f(moved, inside.then_some(place as usize));
+            // Slices have several pieces of 16 bytes.
+            for byte in (0..self.bytes()).step_by(16).map(|b| byte + b) {
+                let at = from + row * self.pitch() + byte;
+                // Bits 4 to 6 change by bits 7 to 9.
+                let moved = at ^ ((at >> 7 & [0, 1, 3, 7][usize::from(self.swizzle)]) << 4);
+                f(moved, inside.then_some(place as usize + byte % self.bytes()));
+            }
         }
     }
 }
@@ -128,16 +159,21 @@ impl Numbers {
         let rank = 1 + self.below(5) as usize;
         let mut map = Map::new(0, element, &[1; 5][..rank], &[1; 5][..rank]);
         map.swizzle = self.below(4) as u8;
+        map.interleave = if rank < 3 { 0 } else { self.below(6).saturating_sub(3) as u8 };
+        map.strides[0] = map.bytes() as u64;
         map.nan = element >= 6 && self.below(2) == 1;
         let pieces = 1 + self.below([4, 2, 4, 8][usize::from(map.swizzle)]);
-        map.boxes[0] = (pieces * 16) as u32 / map.bytes() as u32;
+        map.boxes[0] = ((pieces * 16) as u32 / map.bytes() as u32).max(1);
+        if map.interleave > 0 {
+            map.steps[0] = 1 + self.below(3) as u32;
+        }
         map.sizes[0] = 1 + self.below(2 * u64::from(map.boxes[0]));
-        let mut end = (map.sizes[0] * map.strides[0]).next_multiple_of(16);
+        let mut end = (map.sizes[0] * map.strides[0]).next_multiple_of(32);
         for d in 1..rank {
             map.sizes[d] = 1 + self.below(5);
             map.boxes[d] = 1 + self.below(4) as u32;
             map.steps[d] = 1 + self.below(3) as u32;
-            map.strides[d] = end + 16 * self.below(2);
+            map.strides[d] = end + 32 * self.below(2);
             end = map.strides[d] * map.sizes[d];
         }
         map
@@ -163,7 +199,7 @@ fn boxes_are_those_of_a_slow_model() {
             let (size, side) = (map.sizes[d] as i64, i64::from(map.boxes[d]));
             let at = numbers.below((size + 2 * side) as u64) as i64 - side;
             // The innermost is a multiple of 16 bytes.
-            let least = if d == 0 { 16 / map.bytes() as i64 } else { 1 };
+            let least = if d == 0 { (16 / map.bytes() as i64).max(1) } else { 1 };
             if d < map.rank { (at / least * least) as i32 } else { 0 }
         });
         let offset = 128 * numbers.below(9) as usize;
@@ -172,13 +208,15 @@ fn boxes_are_those_of_a_slow_model() {
         let reverse = round % 2 == 1;
 
         let mut want = vec![0xee; total];
-        let outside = if map.nan { [0xf7, 0x7f].repeat(4) } else { vec![0; 8] };
+        let outside = if map.nan { [0xf7, 0x7f].repeat(8) } else { vec![0; 16] };
         map.each(first, offset, |to, from| {
-            let to = &mut want[to..to + map.bytes()];
+            let to = &mut want[to..to + map.bytes().min(16)];
             to.copy_from_slice(&from.map_or(&outside[..], |f| &tensor[256 + f..])[..to.len()]);
             if map.element >= TF32 && from.is_some() {
-                let bits = tf32(u32::from_le_bytes((&*to).try_into().unwrap()));
-                to.copy_from_slice(&bits.to_le_bytes());
+                for to in to.chunks_exact_mut(4) {
+                    let bits = tf32(u32::from_le_bytes((&*to).try_into().unwrap()));
+                    to.copy_from_slice(&bits.to_le_bytes());
+                }
             }
         });
         let mut out = vec![0; total];
@@ -198,7 +236,8 @@ fn boxes_are_those_of_a_slow_model() {
         let params = self::params(&[map], &place(&map, first, offset, total));
         map.each(first, offset, |from, to| {
             let Some(to) = to else { return };
-            want[256 + to..][..map.bytes()].copy_from_slice(&shared[from..from + map.bytes()]);
+            let bytes = map.bytes().min(16);
+            want[256 + to..][..bytes].copy_from_slice(&shared[from..from + bytes]);
         });
         let to = Operand { device, ..operand(&mut tensor) };
         On(&emulator, "store_box", [1; 3], [40, 1, 1])
@@ -370,6 +409,7 @@ fn maps_that_no_launch_can_use_are_told() {
         (120, &behind, "of 1024 bytes from byte 64 of binding 1 on, which has 1024"),
         (40, &[128], "of 1984 bytes from byte 0 of binding 1"),
         (40, &[72], "whose dimension 1 no driver accepts"),
+        (3, &[0x90], "beyond 2^31 a device ends a copy by an illegal instruction"),
         (76, &[0], "whose dimension 1 no driver accepts"),
         (96, &[9], "whose dimension 1 no driver accepts"),
         (72, &[3], "whose box has rows of 12 bytes"),
@@ -377,7 +417,7 @@ fn maps_that_no_launch_can_use_are_told() {
         (115, &[4], "not emulated: a tensor map with the swizzle mode 4"),
         (112, &[13], "not emulated: a tensor map of the data type 13"),
         (113, &[1], "a copy of 2 dimensions by a tensor map of 1"),
-        (114, &[1], "not emulated: a tensor map with an interleaved layout"),
+        (114, &[1], "a tensor map whose interleaved layout no driver accepts"),
         (119, &[0], "a tensor map that no driver has encoded"),
         (120, &[8], "of an address that is no multiple of 16"),
         (118, &[0x4d], "it writes binding 1 at byte 0, which the launch binds to be read only"),

@@ -9,6 +9,8 @@ pub(crate) mod bench_cpu;
 pub(crate) mod bench_cuda;
 pub(crate) mod conformance;
 pub(crate) mod leases;
+#[cfg(feature = "cuda")]
+pub(crate) mod maps;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod stress;

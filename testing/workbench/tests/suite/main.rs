@@ -11,6 +11,7 @@ mod dice;
 mod errors;
 #[cfg(target_os = "linux")]
 mod hostile;
+mod maps;
 #[cfg(target_os = "linux")]
 mod mutations;
 #[cfg(target_os = "linux")]

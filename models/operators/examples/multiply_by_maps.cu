@@ -1,0 +1,1 @@
+../../../examples/multiply_by_maps.cu
