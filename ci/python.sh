@@ -122,11 +122,13 @@ check() {
 
     found=$(others)
     [ "${1:-}" = versions ] || found=$(echo "$found" | sed -n '1p;$p' | uniq)
+    # Beside the types, which keep one processor.
     for python in $found; do
         environment other "$python" "$wheel" numpy ml_dtypes
         "$work/other/bin/python" --version
         tests other "$here/python/tests/core"
-    done
+    done >"$work/versions.log" 2>&1 &
+    versions=$!
 
     # The types: the package as it is installed and files that use it, for each version of Python,
     # and the stubs beside the module itself.
@@ -149,6 +151,9 @@ check() {
         printf '%s\n' 'leasehold\._native\.Buffer\.__buffer__' 'leasehold\._native\.__all__' >allowed
         "$tools/python" -m mypy.stubtest --allowlist allowed --ignore-unused-allowlist leasehold._native
     )
+
+    wait "$versions" || { cat "$work/versions.log" >&2; exit 1; }
+    cat "$work/versions.log"
 
     tests full "$here/python/tests/model"
     # tinygrad is not there: the import says so.
