@@ -1,4 +1,4 @@
-"""What the race detector of simulated devices found."""
+"""Reports of the race detector of simulated devices."""
 
 import warnings
 from typing import List

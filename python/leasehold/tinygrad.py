@@ -237,7 +237,7 @@ class LeaseholdGraph(GraphRunner):
         calls = enumerate(self.calls)
         fixed = [b.base for j, (_, _, bufs, _) in calls for p, b in enumerate(bufs) if (j, p) not in given]
         self.fixed = {id(b): b for b in fixed}
-        # What an update can not tell apart: inputs of several devices, and parts of inputs.
+        # An update cannot tell apart inputs of several devices, and parts of inputs.
         arguments = [u for call in self.linear.src for u in call.src[1:] if u.op is not Ops.PARAM]
         self.fit = all(self.slots[slot] == self.calls[j][0] for j, _, slot in replaced) and not any(
             u.op is Ops.PARAM and u.addrspace != AddrSpace.ALU for a in arguments for u in a.toposort()

@@ -467,8 +467,8 @@ pub(crate) fn opened() -> Vec<Device> {
     OPEN.lock().values().cloned().map(Device).collect()
 }
 
-/// What the race detector of the simulated devices found since the last call: whether it is a race,
-/// or else a read of memory that nobody wrote, and its text with the buffer's name.
+/// Reports of the simulated devices' race detector since the last call. Each has a text with the
+/// buffer's name. Its flag tells a race from a read of memory that nobody wrote.
 #[pyfunction]
 pub(crate) fn reports(py: Python<'_>) -> Vec<(bool, String)> {
     #[cfg(feature = "sim")]

@@ -99,7 +99,7 @@ fn simulation() -> Result<&'static Simulation> {
     made.as_ref().map_err(Clone::clone)
 }
 
-/// How an order comes again.
+/// The way to have an order again.
 fn hint(seed: u64) -> String {
     format!("LEASEHOLD_SEED={seed} gives this order again")
 }

@@ -101,7 +101,7 @@ struct Agent {
     // The mbarrier, or the fiber, and its block.
     const volatile void* at;
     unsigned rank, number;
-    // Who it is, for messages; a bulk copy without a name.
+    // A name for messages. A bulk copy has none.
     const char* name;
     // The number before which any thread of the block has waited, since when, and the number for all threads.
     unsigned waited, waited_at, common;

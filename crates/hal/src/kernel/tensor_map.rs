@@ -265,7 +265,7 @@ impl TensorMap {
         [self.interleave, self.swizzle, self.l2, self.nan]
     }
 
-    /// Bytes of what the first dimension counts: an element, or a slice of an interleaved tensor.
+    /// Bytes of a unit of the first dimension: an element, or a slice of an interleaved tensor.
     fn unit(&self) -> u64 {
         if self.interleave == 0 { self.stride(0) } else { 8 << self.interleave.min(2) }
     }

@@ -5,6 +5,7 @@ use crate::env::Env;
 use crate::factory::{BoxAt, TestKernel};
 use leasehold::graph::{GraphUpdate, NodeId};
 use leasehold::kernel::{MapElement, TensorMap};
+use leasehold::pool::{Contents, Pool, PoolKind};
 use leasehold::{Access, Array, Error, Growing, KernelBase, Runtime, Stream, View};
 
 const BOX: &[Need] = &[Need::Kernel(TestKernel::Box)];
@@ -129,7 +130,40 @@ fn updated(env: &Env) -> Outcome {
     let beyond = BoxAt { map: map(64, 8).strides(&[1 << 20]), ..other };
     let update = graph.update(&GraphUpdate::new().params(NodeId::new(0), &beyond));
     expect_error(update, "InvalidArgument", "an update by a map beyond its operand")?;
-    holds(&second, &other, "the box after a refused update")
+    holds(&second, &other, "the box after a refused update")?;
+    [PoolKind::Suspendable, PoolKind::Shareable]
+        .into_iter()
+        .try_for_each(|kind| pooled(&runtime, &kernel, kind))
+}
+
+/// Maps of a pool's memory. While it is away their launches are refused, and later they are right.
+fn pooled(runtime: &Runtime, kernel: &KernelBase, kind: PoolKind) -> Outcome {
+    let pool = match Pool::new(runtime, "tensors", kind) {
+        Err(Error::Unsupported(_)) => return Ok(()),
+        pool => pool?,
+    };
+    let all = numbers(3);
+    let tensor = pool.alloc(all.len() as u64 * 4)?;
+    let (stream, out) = (runtime.stream(), runtime.zeros::<u32>(512)?);
+    stream.upload(tensor.view(), &all)?;
+    let params = at(64, 8, [20, 20]);
+    let eager = || copy(kernel, stream, (&tensor, &out), &params);
+    let graph = runtime.record_graph(|r| copy(kernel, r.stream(), (&tensor, &out), &params))?;
+    for round in 0..3 {
+        if kind == PoolKind::Suspendable {
+            pool.suspend(Contents::Keep)?;
+            expect_error(eager(), "Suspended", "a box of memory that is away")?;
+            expect_error(graph.launch(), "Suspended", "a graph's box of memory that is away")?;
+            pool.resume()?;
+        }
+        for replayed in [false, true] {
+            stream.fill(out.view(), 0u32)?;
+            if replayed { graph.launch().map(drop) } else { eager() }?;
+            let found = runtime.to_vec(&out)? == expected(&all, &params);
+            check!(found, "{kind:?}, round {round}, replayed {replayed}");
+        }
+    }
+    Ok(())
 }
 
 fn lent(env: &Env) -> Outcome {

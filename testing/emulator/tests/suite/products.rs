@@ -21,7 +21,7 @@ fn number(i: u32, seed: u32) -> f32 {
     ((x ^ x >> 16) >> 28) as f32 - 8.0
 }
 
-/// What a kernel finds in shared memory: elements of its type.
+/// Bytes that a kernel finds in shared memory: elements of its type.
 fn memory(kernel: &str, seed: u32) -> Vec<u8> {
     let numbers = |bytes: usize| (0..(BYTES / bytes) as u32).map(move |i| number(i, seed));
     if kernel.starts_with("tf32") {
@@ -67,7 +67,7 @@ fn products_are_those_of_a_device() {
     }
 }
 
-/// What bodies of a kernel with four sums begin with.
+/// The beginning of each body of a kernel with four sums.
 const MACROS: &str = r#"
 #define ALL for (u32 i = t; i < 1024; i += 128) ((u32*)memory)[i] = 0x3f803f80;
 #define READY ALL PROXY; __syncthreads();

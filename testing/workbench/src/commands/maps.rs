@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What happened to the maps.
+/// Numbers of maps, by their fate.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     maps: u64,
@@ -133,10 +133,10 @@ fn kernel() -> leasehold::Result<KernelBase> {
     unsafe { KernelBase::new(desc.params_of::<Place>().aligned(4).map(0, 0)) }
 }
 
-/// How a box lies in shared memory.
+/// The layout of a box in shared memory.
 struct Shape {
     map: TensorMap,
-    /// Bytes of what dimension 0 counts: an element, or a slice of an interleaved tensor.
+    /// Bytes of a unit of dimension 0: an element, or a slice of an interleaved tensor.
     unit: u64,
     counts: [u64; 5],
     steps: [i64; 5],
