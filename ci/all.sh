@@ -32,12 +32,11 @@ install_tools() {
 }
 
 # From what fails fastest to what takes longest. From `test` to `python` they share its build. What
-# is beside others in a line, behind `+`, runs while they do, in a target folder of its own.
+# is beside others in a line, behind `+`, runs while they do: in a target folder of its own, or
+# (`python`) once the build of `test` is over. The tests of Python wait for one processor mostly.
 sections=(
     "tools"
-    "lint book messages apple ptx + loom"
-    "test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc + asan instructions"
-    "python"
+    "lint book messages apple ptx test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc + loom asan instructions python"
 )
 script_of() {
     case $1 in

@@ -52,6 +52,8 @@ struct Trace {
     // The moment of the access, or an agent's number.
     unsigned moment;
     unsigned thread : 31, atomic : 1;
+
+    bool operator!=(const Trace& o) const { return block != o.block || moment != o.moment || thread != o.thread || atomic != o.atomic; }
 };
 struct Byte {
     Trace written, read;
@@ -254,6 +256,8 @@ unsigned rank_of(unsigned number) {
 bool ordered(const Trace& first, const Trace& then, bool shared) {
     if (first.block == 0 || (first.atomic && then.atomic)) return true;
     const bool agent = first.thread >= THREADS;
+    // Most accesses are one of these.
+    if (!agent && first.block == then.block && (first.thread == then.thread || first.moment < block.met_at)) return true;
     if (cluster_of(first.block) == cluster_of(then.block)) {
         if (agent ? knows(then.thread, first) : first.moment < block.cluster_met_at) return true;
     }
@@ -262,9 +266,20 @@ bool ordered(const Trace& first, const Trace& then, bool shared) {
         return shared || (block_atomic && block_fence[(first.block - 1) / 8] >> (first.block - 1) % 8 & 1);
     }
     if (agent) return false;
-    if (first.thread == then.thread || first.moment < block.met_at) return true;
     if (first.thread / 32 == then.thread / 32 && first.moment < block.warps[then.thread / 32].met_at) return true;
     return knows(then.thread, first);
+}
+
+// An earlier trace, and whether it is ordered before the access that is looked at.
+struct Verdict {
+    Trace first;
+    bool ordered;
+};
+
+// The bytes of an access mostly have equal traces.
+bool ordered(Verdict& last, const Trace& first, const Trace& then, bool shared) {
+    if (first != last.first) last = {first, ordered(first, then, shared)};
+    return last.ordered;
 }
 
 // The failure that follows is about a binding. Pointers are the first parameters.
@@ -310,15 +325,16 @@ inline void trace(uintptr_t at, size_t bytes, unsigned access, bool atomic, void
         if (at - watch.from >= watch.bytes || bytes > watch.bytes - (at - watch.from)) continue;
         const bool shared = i == 0;
         const Trace own = trace_of(*block.running, atomic);
+        Verdict written = {{}, true}, read = {{}, true};
         for (size_t n = 0; n < bytes; ++n) {
             Byte& byte = watch.traces[at - watch.from + n];
-            const bool after_write = !ordered(byte.written, own, shared);
+            const bool after_write = !ordered(written, byte.written, own, shared);
             if (!(access & 2)) {
                 if (after_write) race("read", at + n, byte.written, true, code);
                 byte.read = own;
                 continue;
             }
-            if ((after_write || !ordered(byte.read, own, shared)) && !suspect.at) {
+            if ((after_write || !ordered(read, byte.read, own, shared)) && !suspect.at) {
                 volatile unsigned char* place = (volatile unsigned char*)(at + n);
                 suspect = {place, *place, after_write ? byte.written : byte.read, after_write, block.running, code};
             }
