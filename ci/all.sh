@@ -36,7 +36,7 @@ install_tools() {
 # (`python`) once the build of `test` is over. The tests of Python wait for one processor mostly.
 sections=(
     "tools"
-    "lint book messages apple ptx test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc + loom asan instructions python"
+    "lint book messages apple ptx test serve main-job stress valgrind c-examples fuzz-memory fuzz-alloc + loom asan instructions python clients"
 )
 script_of() {
     case $1 in

@@ -45,6 +45,7 @@ SIZES = {
     "floors": 9,
     "lines of Rust in crates/*/src": 87_330,
     "lines of Rust": 259_250,
+    "lines of Rust in clients": 2_600,
     "public methods of leasehold": 249,
     "files of alloc with methods of Inner": 10,
     "lines of ARCHITECTURE.md": 180,
@@ -386,6 +387,9 @@ def longest_function(names):
 
 def sizes():
     rust = select(".rs")
+    # What is written for packages of others has a bound of its own.
+    clients = [name for name in rust if name.startswith("clients/")]
+    rust = [name for name in rust if name not in clients]
     in_crates = [name for name in rust if re.match(r"crates/.+/src/", name)]
     public = re.compile(r"^\s+pub (?:const )?(?:unsafe )?(?:async )?fn ", re.M)
     inner = re.compile(r"impl(?:<[^>]*>)? Inner\b")
@@ -394,6 +398,7 @@ def sizes():
         "floors": len(set(floor_table().values())),
         "lines of Rust in crates/*/src": sum(text(name).count("\n") for name in in_crates),
         "lines of Rust": sum(text(name).count("\n") for name in rust),
+        "lines of Rust in clients": sum(text(name).count("\n") for name in clients),
         "public methods of leasehold": sum(
             len(public.findall(text(name))) for name in in_crates if name.startswith("crates/leasehold/")
         ),

@@ -53,10 +53,12 @@ void start_product(unsigned element, unsigned columns, float* const* sums, const
 
 #ifdef LEASEHOLD_EMULATED
 
-// The form of a tensor map that the driver encodes.
+// The form of a tensor map that the driver encodes. NVRTC has none, so a source may have its own.
+#ifndef LEASEHOLD_OWN_TENSOR_MAP
 typedef struct CUtensorMap_st {
     alignas(64) unsigned long long opaque[16];
 } CUtensorMap;
+#endif
 
 inline size_t __cvta_generic_to_shared(const void* at) { return emulator::shared_address((emulator::Register)at); }
 inline void* __cvta_shared_to_generic(size_t at) { return (void*)emulator::generic_address(at); }

@@ -14,6 +14,8 @@ use std::fmt::Write as _;
 
 /// The folder of the emulator's own headers, as the compiler is told.
 pub(crate) const HEADERS: &str = "../include";
+/// The beginning of a source's own form of a tensor map, which takes the place of the emulator's.
+pub(crate) const TENSOR_MAP: &str = "struct CUtensorMap_st";
 /// The section with the kernels' table.
 const TABLE: &str = "emulated_kernels";
 /// The most parameters of a kernel, as the header has it.

@@ -219,6 +219,9 @@ impl Program {
         let mut options: Vec<String> =
             ["-E", "-w", "-I", cuda::HEADERS, "-include", "cuda.hpp"].map(str::to_owned).to_vec();
         options.extend(asked);
+        if cuda.source.text.contains(cuda::TENSOR_MAP) {
+            options.push("-DLEASEHOLD_OWN_TENSOR_MAP".to_owned());
+        }
         options.extend(["-iquote".to_owned(), current]);
         options.extend(["-x", "c++", &name, "-o", "../text.ii"].map(str::to_owned));
         workshop.run("source", "g++", &options)?;

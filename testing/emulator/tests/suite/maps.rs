@@ -433,3 +433,16 @@ fn maps_that_no_launch_can_use_are_told() {
         assert!(why.contains(want) && why.contains("of block 0,0,0"), "{why}");
     }
 }
+
+#[test]
+fn a_source_may_have_its_own_form_of_a_tensor_map() {
+    let own = "
+        typedef struct CUtensorMap_st { alignas(128) unsigned long long opaque[16]; } CUtensorMap;
+        static_assert(alignof(CUtensorMap) == 128, \"the emulator's own\");
+        extern \"C\" __global__ void own(unsigned long long* out, const CUtensorMap map) {
+            *out = map.opaque[15];
+        }";
+    if let Some(emulator) = compile(own, &[]) {
+        assert_eq!(emulator.program().kernels()[0].name, "own");
+    }
+}

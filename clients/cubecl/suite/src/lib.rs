@@ -1,0 +1,1 @@
+//! CubeCL's own tests are in `tests/suite.rs`.
