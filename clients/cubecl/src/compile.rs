@@ -143,7 +143,9 @@ impl Compiled {
             (0..arguments.buffers.len()).map(|i| self.access(i)).collect();
         access.extend(arguments.metadata.iter().map(|_| Access::Read));
         let source = self.source.clone().into();
-        let source = KernelSource::CudaC { source, options: Vec::new().into() };
+        let options = crate::open::headers().map(|folder| format!("--include-path={folder}"));
+        let options = options.into_iter().collect::<Vec<_>>().into();
+        let source = KernelSource::CudaC { source, options };
         let desc = KernelDesc::new(self.entry.clone(), source, &access, KernelCheck::any());
         let mut desc = desc.overlapping(Overlap::Any);
         desc.params = arguments.params.len() as u32;

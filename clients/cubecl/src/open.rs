@@ -1,6 +1,7 @@
 //! The devices: real ones, or simulated ones on request.
 
 use leasehold::{Context, DeviceId, Error, Result, Runtime};
+use std::path::Path;
 
 /// The variable that names the first device.
 const VARIABLE: &str = "LEASEHOLD_DEVICE";
@@ -26,6 +27,17 @@ fn first() -> Result<(&'static Context, u16)> {
     };
     let context = if simulated { leasehold_capi_sim::context()? } else { Context::global() };
     Ok((context, number))
+}
+
+/// The folder of the CUDA toolkit's headers (`cuda_fp16.h` and others), which CubeCL's kernels
+/// include: that of `CUDA_PATH` or `CUDA_HOME`, else the usual one. None on simulated devices, which
+/// have headers of their own.
+pub(crate) fn headers() -> Option<String> {
+    let simulated = std::env::var(VARIABLE).is_ok_and(|name| name.starts_with("sim-"));
+    let named = ["CUDA_PATH", "CUDA_HOME"].into_iter().filter_map(|name| std::env::var(name).ok());
+    let folders = named.chain(["/usr/local/cuda".to_owned()]);
+    let mut folders = folders.map(|folder| format!("{folder}/include"));
+    folders.find(|folder| !simulated && Path::new(folder).join("cuda_fp16.h").is_file())
 }
 
 /// The runtime of CubeCL's device with an index.
