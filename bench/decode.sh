@@ -10,7 +10,7 @@ root=$(dirname "$here")
 usage() {
     cat <<'TEXT'
 usage: bench/decode.sh [--model DIR] [--f32-model DIR] [--prompt-ids 1,2,3 | --prompt N] [--tokens N] [--threads "1 2"]
-                       [--pairs N] [--dtype f32|bf16] [--peers "candle llama.cpp"] [--out FILE]
+                       [--pairs N] [--dtype f32|bf16] [--level LEVEL] [--peers "candle llama.cpp"] [--out FILE]
 
   --model DIR        the model, weights as stored            (default: models/llama/demo-model)
   --f32-model DIR    the same weights in f32: a second series (see `generate_model from=`)
@@ -20,6 +20,7 @@ usage: bench/decode.sh [--model DIR] [--f32-model DIR] [--prompt-ids 1,2,3 | --p
   --threads LIST     one series for each                      (default: "1 2")
   --pairs N          runs of each side in a series            (default: 11)
   --dtype TYPE       Leasehold's activations, f32 or bf16     (default: f32)
+  --level LEVEL      Leasehold's instructions, as x86-64-v3   (default: the best)
   --peers LIST       candle, llama.cpp or both                (default: candle)
   --out FILE         where the JSON lines go                  (default: standard output)
 
@@ -29,11 +30,11 @@ TEXT
 }
 
 model=$root/models/llama/demo-model f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 dtype=f32
-peers=candle out=/dev/stdout
+level='' peers=candle out=/dev/stdout
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --model | --f32-model | --prompt-ids | --prompt | --tokens | --threads | --pairs | --dtype | --peers | --out)
+        --model | --f32-model | --prompt-ids | --prompt | --tokens | --threads | --pairs | --dtype | --level | --peers | --out)
             [ $# -ge 2 ] || { echo "decode.sh: $1 needs a value" >&2; exit 2; } ;;&
         --model) model=$2 ;;
         --f32-model) f32_model=$2 ;;
@@ -43,6 +44,7 @@ while [ $# -gt 0 ]; do
         --threads) threads=$2 ;;
         --pairs) pairs=$2 ;;
         --dtype) dtype=$2 ;;
+        --level) level=$2 ;;
         --peers) peers=$2 ;;
         --out) out=$2 ;;
         *) echo "decode.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
@@ -89,7 +91,7 @@ one_line() { tr -d '\r' | tr '\n' ' ' | sed 's/[[:space:]]*$//'; }
 
 ours() { # MODEL THREADS
     "$LEASEHOLD" run --json --model "$1" --prompt-ids "$prompt" --tokens "$tokens" --threads "$2" --mode both \
-        --dtype "$dtype" | one_line
+        --dtype "$dtype" ${level:+--level "$level"} | one_line
 }
 candle() { # MODEL THREADS
     RAYON_NUM_THREADS=$2 "$CANDLE" --model "$1" --prompt-ids "$prompt" --tokens "$tokens" | one_line

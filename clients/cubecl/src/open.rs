@@ -30,8 +30,8 @@ fn first() -> Result<(&'static Context, u16)> {
 }
 
 /// The folder of the CUDA toolkit's headers (`cuda_fp16.h` and others), which CubeCL's kernels
-/// include: that of `CUDA_PATH` or `CUDA_HOME`, else the usual one. None on simulated devices, which
-/// have headers of their own.
+/// include: that of `CUDA_PATH` or `CUDA_HOME`, else the usual one. None on simulated devices,
+/// which have headers of their own.
 pub(crate) fn headers() -> Option<String> {
     let simulated = std::env::var(VARIABLE).is_ok_and(|name| name.starts_with("sim-"));
     let named = ["CUDA_PATH", "CUDA_HOME"].into_iter().filter_map(|name| std::env::var(name).ok());

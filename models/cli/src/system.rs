@@ -12,6 +12,8 @@ use leasehold::cuda::{CudaBackend, CudaConfig};
 use leasehold::mps::{MpsBackend, MpsConfig};
 use leasehold::{BackendKind, Context, DeviceId, Runtime};
 use leasehold_collective::CollectiveOps;
+use leasehold_operators::Library;
+use leasehold_operators::kernels::cpu::isa::Isa;
 use std::sync::Arc;
 
 /// The device of a command, and its settings.
@@ -20,6 +22,8 @@ pub struct Request {
     pub device: DeviceId,
     /// Threads of a kernel, on the CPU.
     pub threads: Option<usize>,
+    /// The level of the kernels' instructions, on the CPU; the best one when left out.
+    pub level: Option<Isa>,
     /// Devices that are used, from `device` on.
     pub devices: u32,
     pub memory: AllocatorOptions,
@@ -28,7 +32,7 @@ pub struct Request {
 impl Request {
     /// A device with default settings.
     pub fn new(device: DeviceId, threads: Option<usize>) -> Self {
-        Self { device, threads, devices: 1, memory: AllocatorOptions::default() }
+        Self { device, threads, level: None, devices: 1, memory: AllocatorOptions::default() }
     }
 }
 
@@ -109,6 +113,11 @@ impl System {
             let failure = Failure::from(e);
             if named { failure } else { failure.at(device) }
         })?;
+        if let Some(level) = request.level {
+            runtime
+                .extension(|runtime| Library::with_level(runtime, Some(level)))
+                .map_err(|e| Failure::misuse(format!("--level {level}: {e}")))?;
+        }
         Ok(Self { context, runtime, simulation: None })
     }
 

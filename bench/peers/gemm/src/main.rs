@@ -35,7 +35,7 @@ fn main() {
     for (k, n) in shapes {
         let single: Vec<f32> = (0..n * k).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
         let narrow: Vec<bf16> = single.iter().map(|&v| bf16::from_f32(v)).collect();
-        for m in [1usize, 2, 4, 8, 9, 16, 32, 64, 192] {
+        for m in [1usize, 2, 4, 8, 9, 16, 32, 64, 192, 512] {
             if n * k * m > 1 << 31 {
                 continue;
             }

@@ -8,7 +8,12 @@
 //! - `copy_gb_per_s`: a copy, bytes read plus bytes written (the write's own fetch of the line, if
 //!   any, is not counted).
 //!
-//! Each is the median of nine passes, in GB (10^9 bytes) per second. Prints one JSON object.
+//! A prompt is bound by products instead. `fma_gflop_per_s` is the rate of a loop of fused products
+//! and sums in registers alone, on vectors of 256 bits: what processors with AVX2 can do at most;
+//! `null` without AVX2 and FMA.
+//!
+//! Each is the median of nine passes, in GB (10^9 bytes) or 10^9 products and sums per second.
+//! Prints one JSON object.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -51,14 +56,58 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         });
     });
+    let fma = fma(threads).map_or_else(|| "null".to_owned(), |rate| format!("{rate:.1}"));
     println!(
-        r#"{{"peer":"memory","threads":{threads},"mib":{mib},"read_gb_per_s":{read:.2},"copy_gb_per_s":{copy:.2}}}"#
+        r#"{{"peer":"memory","threads":{threads},"mib":{mib},"read_gb_per_s":{read:.2},"copy_gb_per_s":{copy:.2},"fma_gflop_per_s":{fma}}}"#
     );
     Ok(())
 }
 
-/// The median rate of a pass over `bytes`, in GB per second, after one pass that is not counted.
-fn rate(bytes: usize, mut pass: impl FnMut()) -> f64 {
+#[cfg(target_arch = "x86_64")]
+fn fma(threads: usize) -> Option<f64> {
+    use std::arch::x86_64::{
+        __m256, _mm256_add_ps, _mm256_cvtss_f32, _mm256_fmadd_ps, _mm256_set1_ps,
+    };
+    const STEPS: usize = 1 << 23;
+    /// Enough chains to hide the latency on two units.
+    const CHAINS: usize = 12;
+
+    #[target_feature(enable = "avx2,fma")]
+    fn chains(factor: f32) -> f32 {
+        let (x, y) = (_mm256_set1_ps(factor), _mm256_set1_ps(1.0 - factor));
+        let mut sums: [__m256; CHAINS] = [y; CHAINS];
+        for _ in 0..STEPS {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, x, y);
+            }
+        }
+        let mut all = sums[0];
+        for sum in sums {
+            all = _mm256_add_ps(all, sum);
+        }
+        _mm256_cvtss_f32(all)
+    }
+
+    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
+        return None;
+    }
+    Some(rate(threads * STEPS * CHAINS * 16, || {
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                // SAFETY: the processor has the features.
+                scope.spawn(|| black_box(unsafe { chains(black_box(0.999)) }));
+            }
+        });
+    }))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fma(_: usize) -> Option<f64> {
+    None
+}
+
+/// The median rate of a pass over so much, in 10^9 per second, after one pass that is not counted.
+fn rate(much: usize, mut pass: impl FnMut()) -> f64 {
     pass();
     let mut seconds: Vec<f64> = (0..PASSES)
         .map(|_| {
@@ -68,5 +117,5 @@ fn rate(bytes: usize, mut pass: impl FnMut()) -> f64 {
         })
         .collect();
     seconds.sort_by(f64::total_cmp);
-    bytes as f64 / seconds[PASSES / 2] / 1e9
+    much as f64 / seconds[PASSES / 2] / 1e9
 }

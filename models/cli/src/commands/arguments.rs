@@ -7,6 +7,7 @@ use crate::ranks::RankArguments;
 use crate::system::{Devices, Request, System};
 use leasehold::DeviceId;
 use leasehold_llama::{Config, DType, Weights};
+use leasehold_operators::kernels::cpu::isa::Isa;
 use serde::Serialize;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -86,6 +87,10 @@ pub struct ModelArguments {
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
+    /// The level of the kernels' instructions on the CPU, to see what another processor would give;
+    /// the best one when left out
+    #[arg(long, value_name = "LEVEL")]
+    level: Option<Isa>,
     /// The element type of activations and KV cache
     #[arg(long, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
@@ -117,7 +122,8 @@ impl ModelArguments {
         number: u32,
     ) -> Result<System, Failure> {
         let threads = self.common.threads.map(usize::from);
-        devices.open(&Request { devices: number, ..Request::new(device, threads) })
+        let request = Request::new(device, threads);
+        devices.open(&Request { devices: number, level: self.level, ..request })
     }
 
     pub(crate) fn device(&self) -> DeviceId {
@@ -136,6 +142,7 @@ impl ModelArguments {
             device: self.device.to_string(),
             simulated: system.is_simulated(),
             threads: self.common.threads,
+            level: self.level.map(Isa::name),
             prompt: self.prompt,
             seed: self.files.seed(),
         }
@@ -196,6 +203,9 @@ pub(crate) struct Subject {
     /// The figures say nothing of a device.
     simulated: bool,
     threads: Option<u16>,
+    /// The level that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<&'static str>,
     /// Tokens of the prompt of each sequence.
     pub(crate) prompt: u32,
     /// Of the random weights.

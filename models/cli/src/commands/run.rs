@@ -21,6 +21,7 @@ use leasehold_llama::{
     Config, DType, Decoder, Generation, GenerationConfig, Model, Part, Progress, Request, Sampling,
     TextStream, TokenRules, Tokenizer, Weights, footprint, generate_with_rules,
 };
+use leasehold_operators::kernels::cpu::isa::Isa;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -61,6 +62,10 @@ pub struct Arguments {
     /// Threads that a kernel may use; all that this process may use when left out
     #[arg(long, help_heading = DEVICE, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// The level of the kernels' instructions on the CPU, to see what another processor would give;
+    /// the best one when left out
+    #[arg(long, help_heading = DEVICE, value_name = "LEVEL")]
+    level: Option<Isa>,
     /// Launch by launch, recorded and replayed, or one after the other
     #[arg(long, help_heading = DEVICE, value_enum, default_value_t = Modes::Both)]
     mode: Modes,
@@ -253,6 +258,9 @@ struct Report {
     output_ids: Vec<u32>,
     text: Option<String>,
     threads: Option<u16>,
+    /// The level that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<&'static str>,
     /// From the beginning of the command.
     first_token_ms: f64,
     modes: ModeReports,
@@ -644,13 +652,13 @@ pub fn run(arguments: &Arguments, devices: &dyn Devices) -> Result<(), Failure> 
 /// The ranks of this process, and what is shown of them.
 fn run_here(job: &Job<'_>, plan: Plan, devices: &dyn Devices) -> Result<(), Failure> {
     let Job { arguments, files, .. } = *job;
-    let options = arguments.memory.options()?;
     let (device, number) = plan.devices(arguments.device);
     let system = devices.open(&Opening {
         device,
         threads: arguments.threads.map(usize::from),
+        level: arguments.level,
         devices: number,
-        memory: options,
+        memory: arguments.memory.options()?,
     })?;
     let runtime = system.runtime.clone();
     let (ranks, shows) = (plan.ranks(), plan.shows());
@@ -710,6 +718,7 @@ fn run_here(job: &Job<'_>, plan: Plan, devices: &dyn Devices) -> Result<(), Fail
         output_ids: first.ids.clone(),
         text,
         threads: arguments.threads,
+        level: arguments.level.map(Isa::name),
         first_token_ms: first_token.unwrap_or_default().as_secs_f64() * 1e3,
         modes,
         modes_agree: agree,

@@ -10,6 +10,10 @@ fn command_lines_that_make_no_sense() {
     fails(&["run", "--tokens", "-3"], 2, &["-3"]);
     fails(&["run", "--threads", "0"], 2, &["--threads"]);
     fails(&["run", "--threads", "100000"], 2, &["--threads"]);
+    fails(&["run", "--level", "v3"], 2, &["'v3'", "x86-64-v3, aarch64-neon, generic\n"]);
+    let foreign = if cfg!(target_arch = "aarch64") { "x86-64-v3" } else { "aarch64-neon" };
+    let message = format!("leasehold: --level {foreign}: ");
+    fails(&["run", "--level", foreign], 2, &[&message, "leave the level out"]);
     let names = "write one of cpu:0, cuda:0, mps:0, sim:0";
     fails(&["run", "--device", "gpu:0"], 2, &["gpu", &format!("{names}\n")]);
     let message = "leasehold: invalid value 'gpu' for '--device <DEVICE>': unknown backend; write";

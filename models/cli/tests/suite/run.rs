@@ -1,6 +1,7 @@
 //! The output of `devices`, `run` and `bench`.
 
 use super::*;
+use leasehold_operators::kernels::cpu::isa::Isa;
 
 fn golden() -> serde_json::Value {
     let text = std::fs::read_to_string(repository("models/llama/demo-model/golden.json")).unwrap();
@@ -58,6 +59,42 @@ fn every_thread_count_gives_the_same_bits() {
         assert_eq!(report["modes_agree"], true);
         assert_eq!(report["output_ids"], all[0]["output_ids"]);
         assert_eq!(report["last_logits"], all[0]["last_logits"]);
+    }
+}
+
+/// A prompt of more rows than stream, at the lowest level, and at the one for processors without
+/// AVX-512.
+#[test]
+fn a_level_gives_the_same_bits_with_every_thread_count() {
+    let prompt: Vec<String> = (5..145).map(|id| id.to_string()).collect();
+    for level in [Isa::Generic, Isa::Neon, Isa::Avx2] {
+        if !level.available() {
+            continue;
+        }
+        let level = level.name();
+        let all = ["1", "2", "3"].map(|threads| {
+            json(&[
+                "run",
+                "--json",
+                "--logits",
+                "--prompt-ids",
+                &prompt.join(","),
+                "--tokens",
+                "3",
+                "--dtype",
+                "bf16",
+                "--level",
+                level,
+                "--threads",
+                threads,
+            ])
+        });
+        for report in &all {
+            assert_eq!(report["level"], level);
+            assert_eq!(report["modes_agree"], true);
+            assert_eq!(report["output_ids"], all[0]["output_ids"]);
+            assert_eq!(report["last_logits"], all[0]["last_logits"]);
+        }
     }
 }
 

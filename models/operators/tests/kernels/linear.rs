@@ -269,6 +269,45 @@ fn many_rows_of_bf16_are_multiplied_as_they_are() {
     }
 }
 
+/// Many rows at both sides of every boundary of registers, panels, blocks and chunks, in all types.
+/// A row has the same bits in any order of tiles, and at levels with panels beside any number of
+/// others.
+#[test]
+fn many_rows_meet_every_boundary() {
+    let types = [DType::F32, DType::Bf16, DType::F16];
+    let counts = [25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 95, 96, 97, 107, 110];
+    let mut turn = 0;
+    for k in [1, 7, 16, 31, 33, 255, 256, 257, 999] {
+        for n in [1, 15, 16, 17, 31, 33, 63, 65, 130] {
+            let [x, w, y] = [turn, turn / 3, turn / 9].map(|i| types[i % 3]);
+            let most = Case { m: 110, k, n, gap: turn % 4, x, w, y, flags: [BIAS, 0][turn % 2] };
+            let (mut x, norm, mut w, mut bias) = operands(&most, turn as u64);
+            let (wanted, sizes) = product(&most, &x, &norm, &w, &bias);
+            for level in levels() {
+                let Level::Cpu(isa) = level else { continue };
+                let panels = matches!(isa, Isa::Generic | Isa::Neon | Isa::Avx2);
+                let mut own: Option<Vec<f64>> = None;
+                for m in [110, 96, counts[turn % counts.len()], counts[(turn + 7) % counts.len()]] {
+                    let c = Case { m, ..most };
+                    let mut y = Tensor::junk(c.y, (m - 1) * (n + c.gap) + n);
+                    let bound_to = [x.bind(), NONE, w.bind(), bias.bind(), y.bind()];
+                    run(level, "linear", &params(&c), &bound_to);
+                    let (name, found) = (format!("{level}, {c:?}"), rows(&c, &y));
+                    close(&name, &found, &wanted[..m * n], |i| bound(&c, sizes[i], wanted[i]));
+                    let own = own.get_or_insert_with(|| found.clone());
+                    let alone = !panels || own.starts_with(&found);
+                    assert!(alone, "{name}: rows depend on those beside them");
+                    let mut again = Tensor::junk(c.y, (m - 1) * (n + c.gap) + n);
+                    let bound_to = [x.bind(), NONE, w.bind(), bias.bind(), again.bind()];
+                    run_scattered(level, "linear", &params(&c), &bound_to);
+                    assert!(again.bits() == y.bits(), "{name}: the order of tiles shows");
+                }
+            }
+            turn += 1;
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(cases(60))]
 

@@ -14,6 +14,7 @@ use std::mem::MaybeUninit;
 use half::bf16;
 
 use super::dots::{BLOCK, Dots};
+use super::simd::{Amx, Simd};
 
 /// Columns of a step: the row of a tile.
 const STEP: usize = 32;
@@ -189,44 +190,17 @@ unsafe fn transpose(
     // for the tile, and for the instructions.
     unsafe {
         let mask = if columns >= STEP { u32::MAX } else { (1 << columns) - 1 };
-        let mut v = [_mm512_setzero_si512(); 16];
+        let s = Amx::assume();
+        let mut v = s.square();
         for r in 0..16 {
             if r < rows {
-                v[r] = _mm512_maskz_loadu_epi16(mask, w.add(r * ldw).cast());
+                let words = _mm512_maskz_loadu_epi16(mask, w.add(r * ldw).cast());
+                v[r] = _mm512_castsi512_ps(words);
             }
         }
-        // Words of two rows beside each other, then of four, in each quarter; then quarters.
-        let mut pairs = [_mm512_setzero_si512(); 16];
-        for i in 0..8 {
-            pairs[2 * i] = _mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
-            pairs[2 * i + 1] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
-        }
-        let mut fours = [_mm512_setzero_si512(); 16];
-        for i in 0..4 {
-            for h in 0..2 {
-                let (a, b) = (pairs[4 * i + h], pairs[4 * i + 2 + h]);
-                fours[4 * i + 2 * h] = _mm512_unpacklo_epi64(a, b);
-                fours[4 * i + 2 * h + 1] = _mm512_unpackhi_epi64(a, b);
-            }
-        }
-        // `fours[4 i + c]` has, in quarter q, column 4 q + c of rows 4 i to 4 i + 3.
-        let to = to.cast::<u32>();
-        for c in 0..4 {
-            let (a, b) = (fours[c], fours[4 + c]);
-            let (d, e) = (fours[8 + c], fours[12 + c]);
-            let low = [
-                _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
-                _mm512_shuffle_i32x4::<0b10_00_10_00>(d, e),
-            ];
-            let high = [
-                _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
-                _mm512_shuffle_i32x4::<0b11_01_11_01>(d, e),
-            ];
-            let put = |row: usize, v: __m512i| _mm512_store_si512(to.add(16 * row).cast(), v);
-            put(c, _mm512_shuffle_i32x4::<0b10_00_10_00>(low[0], low[1]));
-            put(4 + c, _mm512_shuffle_i32x4::<0b10_00_10_00>(high[0], high[1]));
-            put(8 + c, _mm512_shuffle_i32x4::<0b11_01_11_01>(low[0], low[1]));
-            put(12 + c, _mm512_shuffle_i32x4::<0b11_01_11_01>(high[0], high[1]));
+        let v = s.transpose(v);
+        for p in 0..16 {
+            s.store(to.cast::<f32>().add(16 * p), v[p]);
         }
     }
 }

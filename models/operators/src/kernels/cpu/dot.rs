@@ -290,7 +290,7 @@ impl Dots {
 
 /// The first `n < 2 N` words as the bits of a vector, the others zero.
 #[inline(always)]
-unsafe fn words_part<S: Simd>(s: S, p: *const bf16, n: usize) -> S::V {
+pub(super) unsafe fn words_part<S: Simd>(s: S, p: *const bf16, n: usize) -> S::V {
     let mut words = [bf16::ZERO; 2 * MAX_LANES];
     // SAFETY: the caller vouches for n words. The copy holds the bits of any vector.
     unsafe {

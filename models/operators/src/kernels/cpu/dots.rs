@@ -5,7 +5,6 @@
 use half::bf16;
 
 /// Rows of weights that [`Dots`] takes at most, and the multiple of rows that its result has.
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AMX alone has blocks"))]
 pub(super) const BLOCK: usize = 32;
 
 /// `out[m][r] = Σ_k w[r][k] · x[m][k]` of bf16 by bf16, in f32, as

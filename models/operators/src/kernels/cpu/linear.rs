@@ -5,9 +5,9 @@
 //! - few rows ([`streams`]): the weights stream through the core once and are widened in registers.
 //!   A tile is a block of output rows. Its size keeps a tile's overhead small compared with reading
 //!   its weights (`rows_per_tile`);
-//! - more rows: a tile is a block of `NB` outputs by `MB` rows. It widens a panel of `KC` columns
-//!   of its weights at a time to f32 on the stack, and multiplies from there. If rows and weights
-//!   are bf16 and the level multiplies bf16 ([`Simd::DOTS`]), it multiplies them as they are.
+//! - more rows: a tile is a [`Block`] of outputs by rows, whose weights are widened once. If rows
+//!   and weights are bf16 and the level multiplies bf16 ([`Simd::DOTS`]), it multiplies them as
+//!   they are.
 //!
 //! A launch may also normalise `x` ([`NORM`], few rows only): each tile repeats the norm of the
 //! rows. For narrow models this costs less than a separate kernel between two barriers.
@@ -17,27 +17,24 @@ use std::mem::MaybeUninit;
 use half::bf16;
 use leasehold::kernel::CpuArgs;
 
+use super::block::{Block, MB, NB, STREAMED};
 use super::dot::Panel;
-use super::dots::Dots;
+use super::dots::{BLOCK, Dots};
 use super::elem::{DType, Elem, load_at, store_at, with_elem};
+use super::input::Input;
+pub use super::input::{BIAS, LinearParams, NORM};
 use super::isa::follows_streams;
 use super::math::silu;
 use super::row;
 use super::simd::{Simd, Task};
 use super::stream::{Stream, arrange};
 use super::tile::{
-    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update,
-    write,
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, positive, ptr, read, update, write,
 };
 
 /// The maximum number of rows of `x` that a product normalises itself, and for which f32 weights
 /// are streamed.
 pub const FEW: usize = 8;
-/// Flag: `x` is normalised ([`RmsNorm`](super::norm::RmsNorm)) with the operand `norm` and `eps`.
-pub const NORM: u32 = 1;
-/// Flag: a bias is added to each product.
-pub const BIAS: u32 = 2;
-
 /// The fewest bytes of weights that one row takes in the order of their addresses. Smaller matrices
 /// are in a cache, where four rows side by side are as fast and need no arranged row.
 const LARGE: usize = 1 << 20;
@@ -48,17 +45,6 @@ fn longest() -> usize {
     if follows_streams() { LONGEST } else { LONGEST / 2 }
 }
 
-/// Outputs of a tile of many rows.
-const NB: usize = 32;
-/// Rows of a tile of many rows.
-const MB: usize = 96;
-/// Columns of a panel of widened weights.
-const KC: usize = 512;
-/// Elements from one row of a widened panel to the next. Not a power of two, so that rows do not
-/// share one set of the cache.
-const LDP: usize = KC + 16;
-/// The largest register block of rows ([`Simd::GEMM_M`]).
-const MR: usize = 6;
 /// Rows of `x` that are computed together if `x` has few rows.
 const MC: usize = 4;
 /// Outputs that a tile of few rows completes at a time.
@@ -71,34 +57,6 @@ const XC: usize = 4096;
 /// Room for a row of `x` whose vectors do not cross lines of the cache.
 #[repr(align(64))]
 struct Row(MaybeUninit<[f32; LONGEST]>);
-
-params! {
-    /// Parameters of the matrix products.
-    pub struct LinearParams {
-        /// Rows of `x`.
-        pub m: u32,
-        /// Columns of `x` and of each `W`.
-        pub k: u32,
-        /// Rows of each `W`; zero for matrices that the kernel does not have.
-        pub n: [u32; 3],
-        /// Elements from one row of `x` to the next.
-        pub ldx: u32,
-        /// Elements from one row of each `y` to the next.
-        pub ldy: [u32; 3],
-        /// Added to the mean square, with [`NORM`].
-        pub eps: f32,
-        /// Element type of `x`.
-        pub x: u32,
-        /// Element type of the weights.
-        pub w: u32,
-        /// Element type of the outputs.
-        pub y: u32,
-        /// Element type of `norm` and of the biases.
-        pub vector: u32,
-        /// [`NORM`] and [`BIAS`].
-        pub flags: u32,
-    }
-}
 
 /// `y = x · Wᵀ (+ bias)`.
 pub struct Linear;
@@ -114,7 +72,7 @@ pub struct LinearGated;
 /// gave the crossing point (`bench/peers/gemm`).
 #[must_use]
 pub fn streams(w: DType, m: usize) -> bool {
-    m <= if w == DType::F32 { FEW } else { 3 * FEW }
+    m <= if w == DType::F32 { FEW } else { STREAMED }
 }
 
 /// The number of rows of weights, of `row_bytes` each, in a tile of few rows: a thirty-second of
@@ -141,7 +99,10 @@ impl Cut {
                 step: rows_per_tile(p.k as usize * accepted(p.w).bytes() * weight_rows, rows),
             }
         } else {
-            Self { few: false, step: NB }
+            // A matrix alone has all outputs of a block, unless the rows are too few for several
+            // blocks: then more tiles have work for more threads.
+            let alone = weight_rows == 1 && p.m as usize > MB;
+            Self { few: false, step: if alone { NB } else { NB / 2 } }
         }
     }
 
@@ -218,39 +179,6 @@ fn shape(p: &LinearParams, matrices: usize, weight_rows: usize) -> Result<Shape,
         norm: (norm, vector),
         matrices: operands,
     })
-}
-
-/// The rows of `x` that a tile multiplies.
-struct Input<'a> {
-    p: &'a LinearParams,
-    x: *const u8,
-    norm: *const u8,
-}
-
-impl Input<'_> {
-    #[inline(always)]
-    unsafe fn row(&self, m: usize) -> *const u8 {
-        // SAFETY: m is a row of x, which `plan` requires.
-        unsafe { self.x.add(m * self.p.ldx as usize * accepted(self.p.x).bytes()) }
-    }
-
-    /// Widens columns `at..at + n` of row `m`, with the row's `scale` if the launch normalises.
-    #[inline(always)]
-    unsafe fn widen<S: Simd>(&self, s: S, m: usize, at: usize, n: usize, scale: f32, to: *mut f32) {
-        // SAFETY: the columns are within the row; `to` has room for n.
-        unsafe {
-            row::widen(s, (accepted(self.p.x), self.row(m), at), to, n, scale);
-            if self.p.flags & NORM != 0 {
-                row::mul_by(s, to, (accepted(self.p.vector), self.norm, at), n);
-            }
-        }
-    }
-
-    /// Returns whether the rows can be multiplied without a copy.
-    #[inline(always)]
-    fn direct(&self) -> bool {
-        self.p.flags & NORM == 0 && accepted(self.p.x) == DType::F32
-    }
 }
 
 /// `rows` rows of weights from `w` over all `MC` or fewer rows of `x` from `m0`, into `out` (rows
@@ -464,50 +392,6 @@ impl<const G: usize> Task for Single<'_, G> {
     }
 }
 
-/// The product of a block of many rows, into `sums` (rows of `NB`).
-#[inline(always)]
-unsafe fn block<S: Simd, W: Elem>(
-    s: S,
-    input: &Input<'_>,
-    w: *const W,
-    rows: usize,
-    m0: usize,
-    mc: usize,
-    sums: *mut f32,
-) {
-    let k = input.p.k as usize;
-    let mut panel = MaybeUninit::<[f32; NB * LDP]>::uninit();
-    let panel = panel.as_mut_ptr().cast::<f32>();
-    let mut buffer = MaybeUninit::<[f32; MR * LDP]>::uninit();
-    let buffer = buffer.as_mut_ptr().cast::<f32>();
-    // SAFETY: the caller vouches for the weights, the rows of x and the sums; at + n is at most k.
-    unsafe {
-        for at in (0..k).step_by(KC) {
-            let n = KC.min(k - at);
-            let weights = if W::DTYPE == DType::F32 {
-                (w.cast::<f32>().add(at), k, rows)
-            } else {
-                for r in 0..rows {
-                    row::widen(s, (W::DTYPE, w.cast(), r * k + at), panel.add(r * LDP), n, 1.0);
-                }
-                (panel.cast_const(), LDP, rows)
-            };
-            for m in (0..mc).step_by(S::GEMM_M) {
-                let few = S::GEMM_M.min(mc - m);
-                let x = if input.direct() {
-                    (input.row(m0 + m).cast::<f32>().add(at), input.p.ldx as usize, few)
-                } else {
-                    for i in 0..few {
-                        input.widen(s, m0 + m + i, at, n, 1.0, buffer.add(i * LDP));
-                    }
-                    (buffer.cast_const(), LDP, few)
-                };
-                s.run(Panel::new(weights, x, n, (sums.add(m * NB), NB), at != 0));
-            }
-        }
-    }
-}
-
 /// A tile of many rows.
 #[inline(always)]
 unsafe fn many<S: Simd, const G: usize>(
@@ -521,52 +405,34 @@ unsafe fn many<S: Simd, const G: usize>(
     let p = input.p;
     let k = p.k as usize;
     let mc = MB.min(p.m as usize - m0);
-    let mut sums = MaybeUninit::<[[f32; MB * NB]; G]>::uninit();
+    let mut sums = MaybeUninit::<[f32; MB * NB]>::uninit();
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: the caller vouches for the tile; rows of sums are NB apart, matrices MB * NB.
+    // SAFETY: the caller vouches for the tile; rows of sums are NB apart, matrices NB / G.
     unsafe {
-        for g in 0..G {
-            let out = sums.add(g * MB * NB);
-            if S::DOTS && accepted(p.w) == DType::Bf16 && accepted(p.x) == DType::Bf16 {
-                let w = (w[g].cast::<bf16>().add(first * k), k, rows);
-                let x = (input.row(m0).cast::<bf16>(), p.ldx as usize, mc);
-                s.run(Dots::new(w, x, k, (out, NB)));
-            } else {
-                with_elem!(accepted(p.w), W => {
-                    let w = w[g].cast::<W>().add(first * k);
-                    s.run(Block::<W> { input, w, rows, m0, mc, out });
-                });
+        if S::DOTS && accepted(p.w) == DType::Bf16 && accepted(p.x) == DType::Bf16 {
+            for g in 0..G {
+                for r in (0..rows).step_by(BLOCK) {
+                    let w = (w[g].cast::<bf16>().add((first + r) * k), k, BLOCK.min(rows - r));
+                    let x = (input.row(m0).cast::<bf16>(), p.ldx as usize, mc);
+                    s.run(Dots::new(w, x, k, (sums.add(g * NB / G + r), NB)));
+                }
             }
-            for i in 0..mc {
-                outputs[g].bias(s, p, out.add(i * NB), first, rows);
-            }
+        } else {
+            with_elem!(accepted(p.w), W => {
+                let w = w.map(|w| w.cast::<W>().add(first * k));
+                s.run(Block::<W, G> { input, w, rows, m0, mc, out: sums });
+            });
         }
         for i in 0..mc {
             let out = sums.add(i * NB);
+            for g in 0..G {
+                outputs[g].bias(s, p, out.add(g * NB / G), first, rows);
+            }
             if G == 2 {
-                gate(s, out, sums.add(MB * NB + i * NB), rows);
+                gate(s, out, out.add(NB / G), rows);
             }
             outputs[0].store(s, p, out, m0 + i, first, rows);
         }
-    }
-}
-
-/// [`block`] as a separate function: its panel is on the stack only during the call.
-struct Block<'a, W> {
-    input: &'a Input<'a>,
-    w: *const W,
-    rows: usize,
-    m0: usize,
-    mc: usize,
-    out: *mut f32,
-}
-
-impl<W: Elem> Task for Block<'_, W> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: only `many` makes this value, from its tile.
-        unsafe { block(s, self.input, self.w, self.rows, self.m0, self.mc, self.out) }
     }
 }
 

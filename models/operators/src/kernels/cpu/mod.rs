@@ -5,6 +5,7 @@
 //! | `tile` | the definition of a kernel: operands, parameters, grid, tile function |
 //! | `isa`, `simd` | levels of instructions; vectors |
 //! | `elem`, `row`, `math`, `dot` | element types; loops over a row; `exp`; the inner product |
+//! | `block` | products of many rows in f32 |
 //! | `amx` | products of bf16 on the tiles of AMX |
 //! | `cache` | the place of keys and values in the memory of a cache |
 //! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise` | the kernels |
@@ -22,6 +23,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
+mod block;
 pub mod cache;
 pub mod check;
 pub mod dot;
@@ -29,6 +31,7 @@ mod dots;
 pub mod elem;
 pub mod elementwise;
 pub mod embedding;
+mod input;
 pub mod isa;
 pub mod linear;
 pub mod math;

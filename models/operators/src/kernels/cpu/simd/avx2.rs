@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::isa::Isa;
-use super::{Simd, Task};
+use super::{InRegisters, Simd, Task};
 
 /// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +23,8 @@ macro_rules! isa {
 impl Simd for Avx2 {
     type V = V;
     const N: usize = 8;
+    type Square = [V; 8];
+    const PANELS: bool = true;
     const GEMM_M: usize = 2;
     const ISA: Isa = Isa::Avx2;
 
@@ -38,6 +40,10 @@ impl Simd for Avx2 {
             task.run(s)
         }
         isa!(compiled(self, task))
+    }
+    #[inline(always)]
+    fn in_registers<T: InRegisters>(self, task: T) {
+        task.run::<Self, 6, 2>(self);
     }
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -147,6 +153,45 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, v: V) {
         isa!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+    #[inline(always)]
+    fn halves_bf16(self, words: V) -> [V; 2] {
+        isa!({
+            let words = _mm256_castps_si256(words);
+            let even = _mm256_slli_epi32::<16>(words);
+            let odd = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+            [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
+        })
+    }
+    #[inline(always)]
+    fn square(self) -> [V; 8] {
+        [self.zero(); 8]
+    }
+    #[inline(always)]
+    fn transpose(self, v: [V; 8]) -> [V; 8] {
+        isa!({
+            // Lanes of two vectors beside each other, then of four, in each half; then halves.
+            let mut pairs = v;
+            for i in 0..4 {
+                pairs[2 * i] = _mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]);
+                pairs[2 * i + 1] = _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+            }
+            let mut fours = v;
+            for i in 0..2 {
+                for h in 0..2 {
+                    let (a, b) = (pairs[4 * i + h], pairs[4 * i + 2 + h]);
+                    fours[4 * i + 2 * h] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+                    fours[4 * i + 2 * h + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+                }
+            }
+            // `fours[4 i + c]` has, in half h, lane 4 h + c of vectors 4 i to 4 i + 3.
+            let mut out = v;
+            for c in 0..4 {
+                out[c] = _mm256_permute2f128_ps::<0x20>(fours[c], fours[4 + c]);
+                out[4 + c] = _mm256_permute2f128_ps::<0x31>(fours[c], fours[4 + c]);
+            }
+            out
+        })
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::mem::transmute;
 
 use super::super::isa::Isa;
-use super::{Simd, Task};
+use super::{InRegisters, Simd, Task};
 
 /// AVX-512 F, BW, DQ and VL.
 pub type Avx512 = Lanes16<V4>;
@@ -132,6 +132,8 @@ fn halves(words: V) -> [V; 2] {
 impl<X: Extension> Simd for Lanes16<X> {
     type V = V;
     const N: usize = 16;
+    type Square = [V; 16];
+    const PANELS: bool = false;
     const GEMM_M: usize = 6;
     const PAIRED: bool = true;
     const DOTS: bool = X::DOTS;
@@ -144,6 +146,10 @@ impl<X: Extension> Simd for Lanes16<X> {
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Out {
         X::run(self, task)
+    }
+    #[inline(always)]
+    fn in_registers<T: InRegisters>(self, task: T) {
+        task.run::<Self, 8, 2>(self);
     }
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -268,6 +274,52 @@ impl<X: Extension> Simd for Lanes16<X> {
     #[inline(always)]
     fn dot_bf16(self, a: V, b: V, acc: V) -> V {
         X::dot_bf16(a, b, acc)
+    }
+    #[inline(always)]
+    fn halves_bf16(self, words: V) -> [V; 2] {
+        halves(words)
+    }
+    #[inline(always)]
+    fn square(self) -> [V; 16] {
+        [self.zero(); 16]
+    }
+    #[inline(always)]
+    fn transpose(self, v: [V; 16]) -> [V; 16] {
+        isa!({
+            // Lanes of two vectors beside each other, then of four, in each quarter; then quarters.
+            let mut pairs = [_mm512_setzero_pd(); 16];
+            for i in 0..8 {
+                let (a, b) = (v[2 * i], v[2 * i + 1]);
+                pairs[2 * i] = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                pairs[2 * i + 1] = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+            }
+            let mut fours = [self.zero(); 16];
+            for i in 0..4 {
+                for h in 0..2 {
+                    let (a, b) = (pairs[4 * i + h], pairs[4 * i + 2 + h]);
+                    fours[4 * i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    fours[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            // `fours[4 i + c]` has, in quarter q, lane 4 q + c of vectors 4 i to 4 i + 3.
+            let mut out = [self.zero(); 16];
+            for c in 0..4 {
+                let (a, b, d, e) = (fours[c], fours[4 + c], fours[8 + c], fours[12 + c]);
+                let low = [
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(d, e),
+                ];
+                let high = [
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(d, e),
+                ];
+                out[c] = _mm512_shuffle_f32x4::<0b10_00_10_00>(low[0], low[1]);
+                out[4 + c] = _mm512_shuffle_f32x4::<0b10_00_10_00>(high[0], high[1]);
+                out[8 + c] = _mm512_shuffle_f32x4::<0b11_01_11_01>(low[0], low[1]);
+                out[12 + c] = _mm512_shuffle_f32x4::<0b11_01_11_01>(high[0], high[1]);
+            }
+            out
+        })
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

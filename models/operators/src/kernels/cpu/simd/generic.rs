@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::super::isa::Isa;
-use super::{Simd, Task};
+use super::{InRegisters, Simd, Task};
 
 /// The portable level.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +26,8 @@ fn mask(a: V, b: V, f: impl Fn(f32, f32) -> bool) -> u32 {
 impl Simd for Generic {
     type V = V;
     const N: usize = 8;
+    type Square = [V; 8];
+    const PANELS: bool = true;
     const GEMM_M: usize = 2;
     const ISA: Isa = Isa::Generic;
 
@@ -36,6 +38,10 @@ impl Simd for Generic {
     #[inline(never)]
     fn run<T: Task>(self, task: T) -> T::Out {
         task.run(self)
+    }
+    #[inline(always)]
+    fn in_registers<T: InRegisters>(self, task: T) {
+        task.run::<Self, 2, 2>(self);
     }
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -126,6 +132,19 @@ impl Simd for Generic {
     unsafe fn store_f16(self, p: *mut u16, v: V) {
         // SAFETY: the caller vouches for 8 writable words; the write requires no alignment.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| f16::from_f32(x).to_bits())) }
+    }
+    #[inline(always)]
+    fn halves_bf16(self, words: V) -> [V; 2] {
+        let bits = words.map(f32::to_bits);
+        [bits.map(|w| f32::from_bits(w << 16)), bits.map(|w| f32::from_bits(w & 0xffff_0000))]
+    }
+    #[inline(always)]
+    fn square(self) -> [V; 8] {
+        [[0.0; 8]; 8]
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [V; 8]) -> [V; 8] {
+        std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
     }
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}

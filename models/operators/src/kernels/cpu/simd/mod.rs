@@ -23,6 +23,8 @@ pub use generic::Generic;
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
 
+use std::ops::IndexMut;
+
 use super::isa::Isa;
 
 /// Lanes of the widest vector: the size of stack buffers for parts of a vector.
@@ -38,6 +40,12 @@ pub trait Task {
     fn run<S: Simd>(self, s: S) -> Self::Out;
 }
 
+/// Work of the size of the level's registers.
+pub trait InRegisters {
+    /// Does the work, with sums of `M` rows by `V` vectors in registers.
+    fn run<S: Simd, const M: usize, const V: usize>(self, s: S);
+}
+
 /// A level's vector of [`N`](Simd::N) f32 lanes.
 ///
 /// Rounding is to nearest even and denormals are kept (no kernel changes the floating-point control
@@ -47,12 +55,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type V: Copy;
     /// Lanes of `V`.
     const N: usize;
-    /// Rows of activations that the blocked product keeps in registers beside four rows of weights.
+    /// `N` vectors: the array.
+    type Square: IndexMut<usize, Output = Self::V>;
+    /// Rows of activations that a product keeps in registers beside four rows of weights.
     const GEMM_M: usize;
     /// Says whether [`load_pair_bf16`](Simd::load_pair_bf16) is cheaper than two loads.
     const PAIRED: bool = false;
     /// Says whether [`dot_bf16`](Simd::dot_bf16) is cheaper than the widening of both rows.
     const DOTS: bool = false;
+    /// Says whether many rows share transposed panels of weights. With twice the registers, or
+    /// more, rows side by side are as fast, and need no transposition.
+    const PANELS: bool;
     /// The level.
     const ISA: Isa;
 
@@ -65,6 +78,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Runs `task` in a function compiled with the level's features. This function is never
     /// inlined, which bounds the size of the code and costs one call.
     fn run<T: Task>(self, task: T) -> T::Out;
+
+    /// Runs `task` with as many sums as the level has registers for, beside `V` vectors of one
+    /// operand and an element of the other.
+    fn in_registers<T: InRegisters>(self, task: T);
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -162,6 +179,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
             self.fma(c, d, self.fma(a, b, acc))
         }
     }
+    /// The even and the odd ones of `2 N` bf16, which are the bits of `words`, widened.
+    fn halves_bf16(self, words: Self::V) -> [Self::V; 2];
+    /// `N` vectors, all zero.
+    fn square(self) -> Self::Square;
+    /// Lane `i` of vector `j` becomes lane `j` of vector `i`.
+    fn transpose(self, rows: Self::Square) -> Self::Square;
     /// Prefetches the cache line at `p`; any address is allowed, mapped or not.
     fn prefetch(self, p: *const u8);
 }

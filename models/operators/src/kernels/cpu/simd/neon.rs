@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use half::f16;
 
 use super::super::isa::Isa;
-use super::{Simd, Task};
+use super::{InRegisters, Simd, Task};
 
 /// Advanced SIMD.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,8 @@ fn bits(lanes: uint32x4_t) -> u32 {
 impl Simd for Neon {
     type V = V;
     const N: usize = 4;
+    type Square = [V; 4];
+    const PANELS: bool = true;
     const GEMM_M: usize = 6;
     const ISA: Isa = Isa::Neon;
 
@@ -43,6 +45,10 @@ impl Simd for Neon {
     #[inline(never)]
     fn run<T: Task>(self, task: T) -> T::Out {
         task.run(self)
+    }
+    #[inline(always)]
+    fn in_registers<T: InRegisters>(self, task: T) {
+        task.run::<Self, 6, 4>(self);
     }
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -153,6 +159,26 @@ impl Simd for Neon {
                 vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(words))),
                 vreinterpretq_f32_u32(vshll_high_n_u16::<16>(words)),
             ]
+        })
+    }
+    #[inline(always)]
+    fn halves_bf16(self, words: V) -> [V; 2] {
+        isa!({
+            let words = vreinterpretq_u32_f32(words);
+            let odd = vandq_u32(words, vdupq_n_u32(0xffff_0000));
+            [vreinterpretq_f32_u32(vshlq_n_u32::<16>(words)), vreinterpretq_f32_u32(odd)]
+        })
+    }
+    #[inline(always)]
+    fn square(self) -> [V; 4] {
+        [self.zero(); 4]
+    }
+    #[inline(always)]
+    fn transpose(self, v: [V; 4]) -> [V; 4] {
+        isa!({
+            let [a, b] = [vzip1q_f32(v[0], v[2]), vzip2q_f32(v[0], v[2])];
+            let [c, d] = [vzip1q_f32(v[1], v[3]), vzip2q_f32(v[1], v[3])];
+            [vzip1q_f32(a, c), vzip2q_f32(a, c), vzip1q_f32(b, d), vzip2q_f32(b, d)]
         })
     }
     #[inline(always)]
