@@ -13,8 +13,6 @@ fn axpy(x: &[f32], y: &mut [f32], a: f32) {
 }
 
 fn client() -> Client {
-    // SAFETY: each test sets the same value before it reads the environment.
-    unsafe { std::env::set_var("LEASEHOLD_DEVICE", "sim-cuda:0") };
     CudaRuntime::client(&CudaDevice::default())
 }
 

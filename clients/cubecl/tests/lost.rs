@@ -13,8 +13,6 @@ fn beyond(out: &mut [u32]) {
 
 #[test]
 fn an_access_beyond_a_buffer_is_named_and_loses_the_device() {
-    // SAFETY: this is the process' only test.
-    unsafe { std::env::set_var("LEASEHOLD_DEVICE", "sim-cuda:0") };
     let client = CudaRuntime::client(&CudaDevice::default());
     let out = client.empty(4);
     unsafe {
