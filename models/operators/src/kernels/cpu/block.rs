@@ -26,7 +26,7 @@ pub(super) const STREAMED: usize = 24;
 pub(super) const MB: usize = 96;
 /// Outputs of a block, over all matrices: a multiple of those that each level keeps in registers.
 pub(super) const NB: usize = 64;
-/// Columns of a chunk: a multiple of those that [`pack`] takes at a time.
+/// Columns of a chunk: a multiple of those that [`Pack`] takes at a time.
 const KC: usize = 256;
 /// Elements from one widened row to the next. Not a power of two, so that rows do not share one set
 /// of the cache.

@@ -5,7 +5,7 @@
 //! - few rows ([`streams`]): the weights stream through the core once and are widened in registers.
 //!   A tile is a block of output rows. Its size keeps a tile's overhead small compared with reading
 //!   its weights (`rows_per_tile`);
-//! - more rows: a tile is a [`Block`] of outputs by rows, whose weights are widened once. If rows
+//! - more rows: a tile is a block of outputs by rows, whose weights are widened once. If rows
 //!   and weights are bf16 and the level multiplies bf16 ([`Simd::DOTS`]), it multiplies them as
 //!   they are.
 //!
